@@ -1,0 +1,161 @@
+"""Everything onejob raises, in one small hierarchy.
+
+OnejobError
+├── InvalidPolicy            a Unique, Retry or option that cannot be meant
+│   └── InvalidDuration
+├── InvalidCall              a request that was refused before anything was stored
+│   ├── UnencodableArgument
+│   ├── MissingKeyField
+│   ├── ArgumentsTooLarge
+│   ├── MergeFailed
+│   ├── UnknownTask
+│   └── UnknownQueue
+├── Duplicate                on_conflict="reject" met a holder; carries the Admission
+│   └── PayloadMismatch      on_mismatch="error" met a holder with another payload
+├── StoreError
+│   ├── AdmissionBusy        the key's holder is in a transaction that is still open
+│   ├── StoreUnavailable     disk full, read-only file, lost connection
+│   ├── SchemaMismatch       not our database, or one from a newer version
+│   ├── ForeignConnection    connection= belongs to another database
+│   └── WeakStore            the task demands a strength that the store does not declare
+├── UnknownJob
+├── ResultError
+│   ├── JobFailed
+│   ├── JobCancelled
+│   ├── ResultGone
+│   ├── NotCovered
+│   └── WouldDeadlock
+├── LeaseLost                another worker owns the job now
+├── NoCurrentJob
+└── ContinuationError
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onejob.admission import Admission
+
+
+class OnejobError(Exception):
+    """onejob could not do what was asked."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or self.__doc__)
+
+
+class InvalidPolicy(OnejobError, ValueError):
+    """The policy contradicts itself."""
+
+
+class InvalidDuration(InvalidPolicy):
+    """The duration cannot be read; write "30s", "5m", 1.5, a timedelta or "PT10M"."""
+
+
+class InvalidCall(OnejobError, ValueError):
+    """The call cannot become a job."""
+
+
+class UnencodableArgument(InvalidCall):
+    """An argument has no JSON form."""
+
+
+class MissingKeyField(InvalidCall):
+    """A field that the key is made of is missing from the call."""
+
+
+class ArgumentsTooLarge(InvalidCall):
+    """The arguments are larger than the app allows."""
+
+
+class MergeFailed(InvalidCall):
+    """The new payload could not be merged into the waiting one, which is unchanged."""
+
+
+class UnknownTask(InvalidCall):
+    """No task of that name is registered."""
+
+
+class UnknownQueue(InvalidCall):
+    """No queue of that name is declared."""
+
+
+class Duplicate(OnejobError):
+    """The key is held and the policy rejects duplicates."""
+
+    def __init__(self, admission: Admission) -> None:
+        super().__init__(admission.reason)
+        self.admission = admission
+        self.job = admission.job
+        self.holder = admission.holder
+        self.key = admission.key
+        self.payload_differs = admission.payload_differs
+
+
+class PayloadMismatch(Duplicate):
+    """The key is held by a job with another payload."""
+
+
+class StoreError(OnejobError):
+    """The store refused."""
+
+
+class AdmissionBusy(StoreError):
+    """The key is being admitted in a transaction that is still open; try again."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached or written."""
+
+
+class SchemaMismatch(StoreError):
+    """The database is not one that this version of onejob can use."""
+
+
+class ForeignConnection(StoreError):
+    """connection= belongs to another database than the app's; pass a connection to the app's own."""
+
+
+class WeakStore(StoreError):
+    """The task demands more than the store guarantees."""
+
+
+class UnknownJob(OnejobError, LookupError):
+    """No job has that id."""
+
+
+class ResultError(OnejobError):
+    """There is no result to give."""
+
+
+class JobFailed(ResultError):
+    """The job failed for good."""
+
+
+class JobCancelled(ResultError):
+    """The job was cancelled."""
+
+
+class ResultGone(ResultError):
+    """The job's record has been pruned, and its result with it."""
+
+
+class NotCovered(ResultError):
+    """No run that starts after this request is due."""
+
+
+class WouldDeadlock(ResultError):
+    """This job runs only after the present one ends, so awaiting it here would never return."""
+
+
+class LeaseLost(OnejobError):
+    """Another worker owns this job now; nothing was written."""
+
+
+class NoCurrentJob(OnejobError, RuntimeError):
+    """onejob.current() works only inside a running job."""
+
+
+class ContinuationError(OnejobError):
+    """continue_with can only be called once"""

@@ -1,0 +1,218 @@
+"""The nouns: Job, State, Retry, Mark. Frozen values; the verbs are in `unique` and `lifecycle`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any, Self, cast
+
+import msgspec
+
+from onejob.errors import InvalidPolicy
+from onejob.schedule import Duration, duration
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class State(StrEnum):
+    """The eight states of the Open Job Spec."""
+
+    SCHEDULED = "scheduled"
+    AVAILABLE = "available"
+    PENDING = "pending"
+    ACTIVE = "active"
+    RETRYABLE = "retryable"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    DISCARDED = "discarded"
+
+
+WAITING = frozenset({State.SCHEDULED, State.AVAILABLE, State.PENDING})
+INCOMPLETE = WAITING | {State.ACTIVE, State.RETRYABLE}
+TERMINAL = frozenset(State) - INCOMPLETE
+
+SUPERSEDED = "superseded"  # the reason of a cancelled job whose work a newer one took over
+
+
+class Trait:
+    """What a job's policy asks of its later life, compiled at admission into bits."""
+
+    NONE = 0
+    RELEASES_AT_START = 1
+    NEWEST_WINS = 2  # without its hold it gives way to whoever was admitted after it
+    MERGES = 4
+    TRAILING = 8  # the window that it opens begins at its run time
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often and how soon a failed attempt is tried again: after min(base · factor^failures, cap)."""
+
+    attempts: int = 5
+    base: Duration = 1.0
+    factor: float = 2.0
+    cap: Duration = 300.0
+    jitter: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Turn durations into seconds and refuse what cannot be meant."""
+        object.__setattr__(self, "base", duration(self.base).total_seconds())
+        object.__setattr__(self, "cap", duration(self.cap).total_seconds())
+        if isinstance(self.attempts, bool) or self.attempts < 1:
+            raise InvalidPolicy("Retry(attempts=…) counts all attempts: write 1 to try once, never less.")
+        if self.factor < 1 or not 0 <= self.jitter <= 1:
+            raise InvalidPolicy("Retry needs factor ≥ 1 and 0 ≤ jitter ≤ 1.")
+
+    @classmethod
+    def never(cls) -> Self:
+        """Try once; a failure is a dead letter at once."""
+        return cls(attempts=1)
+
+    @classmethod
+    def embedding(cls, attempts: int = 3) -> Self:
+        """Back off as the embedding queue does: min(1000 · 2^failures, 30000) ms, without jitter."""
+        return cls(attempts, base=1.0, factor=2.0, cap=30.0, jitter=0.0)
+
+    def delay(self, failures: int, chance: float = 0.5) -> timedelta:
+        """Tell how long to wait after `failures`; `chance` in [0, 1) is spread over ± jitter."""
+        base, cap = cast("float", self.base), cast("float", self.cap)
+        seconds = min(base * self.factor ** min(failures, 64), cap)
+        return timedelta(seconds=seconds * (1 + self.jitter * (2 * chance - 1)))
+
+
+class Job(msgspec.Struct, frozen=True, gc=False):
+    """One admitted unit of work. The fields are the columns of every store, in this order."""
+
+    id: str
+    namespace: str
+    task: str
+    queue: str
+    state: State
+    priority: int
+    run_at: datetime
+    place: int
+    created_at: datetime
+    args: bytes  # JSON; empty in a tombstone
+    meta: bytes  # JSON
+    payload_digest: bytes
+    retry: Retry
+    chain_id: str
+    timeout: float | None = None
+    attempt: int = 0
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+    key: bytes | None = None
+    held_key: bytes | None = None
+    next_key: bytes | None = None
+    holds: int = 0
+    traits: int = Trait.NONE
+    within: float | None = None
+    held_at: datetime | None = None
+    holds_until: datetime | None = None
+    latest_at: datetime | None = None
+    version: int | None = None
+
+    chain_index: int = 0
+    parent_id: str | None = None
+    superseded_by: str | None = None
+    reason: str | None = None
+
+    token: int = 0
+    worker: str | None = None
+    lease_until: datetime | None = None
+    cancel_requested: bool = False
+
+    errors: bytes = b"[]"  # JSON
+    result: bytes | None = None  # JSON
+    progress: bytes | None = None  # JSON
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The call's arguments as plain JSON values; empty in a tombstone."""
+        return msgspec.json.decode(self.args, type=dict[str, Any]) if self.args else {}
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The call's metadata as plain JSON values."""
+        return msgspec.json.decode(self.meta, type=dict[str, Any])
+
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        """The error history, oldest first: attempt, at, type, message, traceback."""
+        return msgspec.json.decode(self.errors, type=list[dict[str, Any]])
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the job has ended; only an explicit replay leaves such a state."""
+        return self.state in TERMINAL
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether only the hold is left of this job."""
+        return not self.args
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether a newer job took this one's work over."""
+        return self.superseded_by is not None
+
+    def __repr__(self) -> str:
+        """Name the job without its arguments: they may be private."""
+        return f"<Job {self.id} {self.task} {self.state}>"
+
+
+class Mark(msgspec.Struct, frozen=True, gc=False):
+    """The newest request of a key: remembered when its job is gone, so that older ones stay stale."""
+
+    key: bytes
+    version: int | None
+    job: str
+    void: bool  # that job ended cancelled or discarded: the same version may come again
+    touched_at: datetime
+
+
+def alter(job: Job, **changes: Any) -> Job:
+    """Return the job with some fields changed."""
+    return msgspec.structs.replace(job, **changes)
+
+
+def fingerprint(args: bytes, meta: bytes) -> bytes:
+    """Digest a payload, so that two requests can be compared without it."""
+    return sha256(args + b"\0" + meta).digest()
+
+
+def mask(states: frozenset[State]) -> int:
+    """Pack a set of states into the bits that a store keeps."""
+    return sum(1 << ORDINAL[state] for state in states)
+
+
+def unmask(bits: int) -> frozenset[State]:
+    """Unpack what `mask` packed."""
+    return frozenset(state for state in State if bits >> ORDINAL[state] & 1)
+
+
+ORDINAL = {state: index for index, state in enumerate(State)}
+
+
+class View(msgspec.Struct, frozen=True, gc=False):
+    """What a store shows a step: one job and those that stand for its key, at the store's time."""
+
+    now: datetime
+    job: Job | None = None
+    holder: Job | None = None
+    successor: Job | None = None
+    mark: Mark | None = None
+    marked: Job | None = None  # the job that the mark names
+
+
+class Changes(msgspec.Struct, frozen=True, gc=False):
+    """What a step asks a store to write, in this order, as one atomic act; and the step's answer."""
+
+    answer: Any = None
+    updates: tuple[Job, ...] = ()
+    inserts: tuple[Job, ...] = ()
+    deletes: tuple[str, ...] = ()
+    mark: Mark | None = None

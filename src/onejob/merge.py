@@ -1,0 +1,79 @@
+"""How two payloads of one key become one: named reducers per argument, or a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from onejob.errors import MergeFailed
+
+Reducer = Callable[[Any, Any], Any]
+Payload = dict[str, Any]
+
+
+def union(old: list[Any], new: list[Any]) -> list[Any]:
+    """Keep each element once, in order of first appearance."""
+    return [*old, *(item for item in new if item not in old)]
+
+
+def append(old: list[Any], new: list[Any]) -> list[Any]:
+    """Put the new elements behind the old."""
+    return [*old, *new]
+
+
+REDUCERS: Mapping[str, Reducer] = {
+    "union": union,
+    "append": append,
+    "sum": lambda old, new: old + new,
+    "max": max,
+    "min": min,
+    "latest": lambda _old, new: new,
+    "first": lambda old, _new: old,
+    "any": lambda old, new: bool(old or new),
+    "all": lambda old, new: bool(old and new),
+}
+
+LISTS = {"union", "append"}
+NUMBERS = {"sum"}
+
+
+def combine(old: Payload, new: Payload, how: Mapping[str, str | Reducer] | Reducer, cap: int) -> Payload:
+    """Merge two payloads, or raise MergeFailed with both as they were."""
+    if callable(how):
+        return _by_function(old, new, how)
+    return new | {
+        name: _reduce(name, old[name], new[name], reducer, cap)
+        for name, reducer in how.items()
+        if name in old
+    }
+
+
+def _by_function(old: Payload, new: Payload, how: Reducer) -> Payload:
+    try:
+        merged = how(dict(old), dict(new))
+    except Exception as error:
+        raise MergeFailed(f"The merge function raised {type(error).__name__}: {error}") from error
+    if not isinstance(merged, dict) or merged.keys() != new.keys():
+        raise MergeFailed("The merge function must return a dict with the same arguments as the call.")
+    return merged
+
+
+def _reduce(name: str, old: Any, new: Any, reducer: str | Reducer, cap: int) -> Any:
+    if isinstance(reducer, str):
+        _check_types(name, old, new, reducer)
+        reducer = REDUCERS[reducer]
+    try:
+        merged = reducer(old, new)
+    except Exception as error:
+        raise MergeFailed(f"Merging {name!r} raised {type(error).__name__}: {error}") from error
+    if isinstance(merged, list | dict | str) and len(merged) > cap:
+        raise MergeFailed(f"Merging {name!r} would make {len(merged)} elements; merge_cap is {cap}.")
+    return merged
+
+
+def _check_types(name: str, old: Any, new: Any, reducer: str) -> None:
+    wanted: Any = list if reducer in LISTS else (int, float) if reducer in NUMBERS else object
+    for value in (old, new):
+        if not isinstance(value, wanted) or (reducer in NUMBERS and isinstance(value, bool)):
+            kind = "a list" if reducer in LISTS else "a number"
+            raise MergeFailed(f"merge={{{name!r}: {reducer!r}}} needs {kind}, not {type(value).__name__}.")

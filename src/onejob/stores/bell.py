@@ -1,0 +1,45 @@
+"""Wake whoever waits in this process, from any thread and any event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+
+
+class Bell:
+    """A bell that many may wait for; ringing it with nobody waiting costs next to nothing."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[bool]]] = []
+
+    def ring(self) -> None:
+        """Wake everybody who waits now."""
+        if not self._waiting:
+            return
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for loop, future in waiting:
+            with contextlib.suppress(RuntimeError):  # its loop has closed
+                loop.call_soon_threadsafe(_wake, future)
+
+    async def wait(self, timeout: float) -> bool:
+        """Return True when the bell rings, False after `timeout` seconds."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
+        timer = loop.call_later(timeout, _wake, future, False)
+        entry = (loop, future)
+        with self._lock:
+            self._waiting.append(entry)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            with self._lock, contextlib.suppress(ValueError):
+                self._waiting.remove(entry)
+
+
+def _wake(future: asyncio.Future[bool], rang: bool = True) -> None:  # noqa: FBT001, FBT002 - a callback's argument
+    if not future.done():
+        future.set_result(rang)

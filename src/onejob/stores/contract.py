@@ -1,0 +1,151 @@
+"""What a store promises. It keeps records and makes steps atomic; it decides nothing.
+
+A *step* is a pure function from a View to Changes. A store shows it the job and the key that it names,
+as committed, and writes what it returns, so that no other step on the same job or key comes between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Literal, Protocol
+
+from onejob.job import Changes, Job, State, View
+
+Act = Callable[[View], Changes]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One atomic act, on a job or on a key."""
+
+    act: Act
+    job_id: str | None = None
+    key: bytes | None = None
+    marks: bool = True  # whether the key's mark must be shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """What a worker asks for: at most `total` jobs, at most so many from each queue."""
+
+    namespace: str
+    worker: str
+    queues: Mapping[str, int]
+    total: int
+    duration: timedelta
+    tasks: Collection[str]
+    limits: Mapping[str, int] = field(
+        default_factory=dict
+    )  # greatest number active per queue, over all workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which jobs to look for; everything given must hold."""
+
+    namespace: str | None = None
+    states: Collection[State] = ()
+    queue: str | None = None
+    task: str | None = None
+    key: bytes | None = None
+    held: bool = False  # holds a key, or waits behind one that does
+    chain_id: str | None = None
+    leased_until: datetime | None = None  # active, with a lease that ends by then
+    ended_before: datetime | None = None
+    stranded: bool = False  # pending behind a predecessor that is gone
+    limit: int = 100
+    offset: int = 0
+    newest_first: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How often requests were absorbed: per task, outcome and the job that stood for them."""
+
+    namespace: str
+    task: str
+    outcome: str
+    job_id: str
+    count: int
+    last_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many jobs there are, by queue, task and state; and how many keys wait."""
+
+    jobs: Mapping[tuple[str, str, State], int]
+    keys_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantees:
+    """What the store declares about itself."""
+
+    store: str
+    strength: Literal["strong", "best-effort"]
+    scope: str
+    durability: str
+    not_promised: str
+
+
+class Store(Protocol):
+    """A handful of atomic verbs."""
+
+    @property
+    def guarantees(self) -> Guarantees:
+        """Declare strength and durability."""
+
+    async def apply(self, steps: Sequence[Step]) -> list[Any]:
+        """Run steps in order; answer each with its Changes' answer, or with the exception its act raised.
+
+        Each step is atomic and durable when this returns; the batch is not one transaction. Two callers
+        never see the same key or job at once: the second sees what the first wrote.
+        """
+
+    def apply_now(self, steps: Sequence[Step]) -> list[Any]:
+        """Do the same from blocking code, on the calling thread."""
+
+    def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
+        """Do the same inside the caller's open transaction: all of it stands or falls with that.
+
+        Raises ForeignConnection, or AdmissionBusy when another transaction does not end in time.
+        """
+
+    async def lease(self, wanted: Lease) -> list[Job]:
+        """Start due jobs, highest priority and oldest first, each given to one caller only.
+
+        Scheduled and retryable jobs whose time has come are made available first.
+        """
+
+    async def look(self, key: bytes) -> View:
+        """Show who stands for a key, as `apply` would."""
+
+    async def get(self, ids: Sequence[str]) -> list[Job | None]:
+        """Read jobs by id, in input order."""
+
+    async def find(self, wanted: Filter) -> list[Job]:
+        """List jobs."""
+
+    async def counts(self, namespace: str) -> Counts:
+        """Count jobs that are kept."""
+
+    async def tally(self, tallies: Sequence[Tally]) -> None:
+        """Add to the counters of absorbed requests."""
+
+    async def tallies(self, namespace: str) -> list[Tally]:
+        """Read the counters of absorbed requests."""
+
+    async def next_due(self, namespace: str) -> datetime | None:
+        """Tell when the next scheduled or retryable job is due."""
+
+    async def wait(self, timeout: float) -> None:
+        """Return when something may have changed, or after `timeout` seconds: a hint, never a promise."""
+
+    def now(self) -> datetime:
+        """Tell the store's time."""
+
+    async def close(self) -> None:
+        """Let go of files, connections and threads."""

@@ -1,0 +1,210 @@
+"""The executable specification: every promise of the contract, in one process, under one lock."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from onejob.errors import ForeignConnection
+from onejob.job import Changes, Job, State, View
+from onejob.lifecycle import mature, start
+from onejob.stores.bell import Bell
+from onejob.stores.book import Book
+from onejob.stores.contract import Counts, Filter, Guarantees, Lease, Step, Tally
+
+TIMED = {State.SCHEDULED, State.RETRYABLE}
+
+
+def utcnow() -> datetime:
+    """Read this machine's clock."""
+    return datetime.now(UTC)
+
+
+class MemoryStore:
+    """A store that lives and dies with its process."""
+
+    guarantees = Guarantees(
+        store="memory",
+        strength="strong",
+        scope="one process",
+        durability="none",
+        not_promised="anything after the process ends",
+    )
+
+    def __init__(self, *, clock: Callable[[], datetime] = utcnow) -> None:
+        self.now = clock
+        self._lock = threading.Lock()
+        self._book = Book()
+        self._tallies: Counter[tuple[str, str, str, str]] = Counter()
+        self._tallied_at: dict[tuple[str, str, str, str], datetime] = {}
+        self._bell = Bell()
+
+    def apply_now(self, steps: Sequence[Step]) -> list[Any]:
+        """Run steps in order under the lock."""
+        with self._lock:
+            answers = [self._book.run(step, self.now(), _forget) for step in steps]
+        self._bell.ring()
+        return answers
+
+    async def apply(self, steps: Sequence[Step]) -> list[Any]:
+        """Run steps in order under the lock."""
+        return self.apply_now(steps)
+
+    def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
+        """Refuse: there is no transaction to join."""
+        raise ForeignConnection("The memory store has no transactions: leave connection= out.")
+
+    async def lease(self, wanted: Lease) -> list[Job]:
+        """Start due jobs, best first."""
+        with self._lock:
+            now = self.now()
+            for job in self._select(lambda job: job.state in TIMED and job.run_at <= now):
+                self._book.run(Step(mature, job.id), now, _forget)
+            started: list[Job] = []
+            for job in sorted(self._due(wanted), key=rank):
+                self._start(job, wanted, started)
+            return started
+
+    def _due(self, wanted: Lease) -> list[Job]:
+        return self._select(
+            lambda job: (
+                job.state is State.AVAILABLE
+                and job.namespace == wanted.namespace
+                and job.task in wanted.tasks
+                and job.queue in wanted.queues
+            )
+        )
+
+    def _start(self, job: Job, wanted: Lease, started: list[Job]) -> None:
+        active = len(self._select(lambda other: _active_in(other, wanted.namespace, job.queue)))
+        from_queue = sum(other.queue == job.queue for other in started)
+        if (
+            len(started) < wanted.total
+            and from_queue < wanted.queues[job.queue]
+            and active < wanted.limits.get(job.queue, active + 1)
+        ):
+            act = partial(start, worker=wanted.worker, lease=wanted.duration)
+            leased = self._book.run(Step(act, job.id), self.now(), _forget)
+            started.extend([leased] if leased is not None else [])
+
+    async def look(self, key: bytes) -> View:
+        """Show who stands for a key."""
+        with self._lock:
+            return self._book.view(Step(_nothing, key=key), self.now())
+
+    async def get(self, ids: Sequence[str]) -> list[Job | None]:
+        """Read jobs by id."""
+        with self._lock:
+            return [self._book.jobs.get(job_id) for job_id in ids]
+
+    async def find(self, wanted: Filter) -> list[Job]:
+        """List jobs."""
+        with self._lock:
+            jobs = self._select(lambda job: matches(job, wanted) and self._stranded(job, wanted))
+        jobs.sort(key=lambda job: job.id, reverse=wanted.newest_first)
+        return jobs[wanted.offset : wanted.offset + wanted.limit]
+
+    def _stranded(self, job: Job, wanted: Filter) -> bool:
+        if not wanted.stranded:
+            return True
+        if job.next_key is None or job.state is not State.PENDING:
+            return False
+        holder = self._book.jobs.get(self._book.held.get(job.next_key, ""))
+        return holder is None or holder.is_terminal
+
+    def _select(self, condition: Callable[[Job], bool]) -> list[Job]:
+        return [job for job in self._book.jobs.values() if condition(job)]
+
+    async def counts(self, namespace: str) -> Counts:
+        """Count jobs."""
+        with self._lock:
+            jobs = self._select(lambda job: job.namespace == namespace)
+        return count(jobs)
+
+    async def tally(self, tallies: Sequence[Tally]) -> None:
+        """Add to the counters."""
+        with self._lock:
+            for entry in tallies:
+                key = (entry.namespace, entry.task, entry.outcome, entry.job_id)
+                self._tallies[key] += entry.count
+                self._tallied_at[key] = self.now()
+
+    async def tallies(self, namespace: str) -> list[Tally]:
+        """Read the counters."""
+        with self._lock:
+            return [
+                Tally(*key, times, self._tallied_at[key])
+                for key, times in sorted(self._tallies.items())
+                if key[0] == namespace
+            ]
+
+    async def next_due(self, namespace: str) -> datetime | None:
+        """Tell when the next timed job is due."""
+        with self._lock:
+            timed = self._select(lambda job: job.state in TIMED and job.namespace == namespace)
+        return min((job.run_at for job in timed), default=None)
+
+    async def wait(self, timeout: float) -> None:
+        """Wait for a change."""
+        await self._bell.wait(timeout)
+
+    async def close(self) -> None:
+        """Do nothing: there is nothing to let go of."""
+
+
+def rank(job: Job) -> tuple[int, datetime, int, str]:
+    """Order due jobs: priority, then time, then place."""
+    return (-job.priority, job.run_at, job.place, job.id)
+
+
+def matches(job: Job, wanted: Filter) -> bool:
+    """Tell whether a job is what a filter looks for."""
+    return (
+        (wanted.namespace is None or job.namespace == wanted.namespace)
+        and (not wanted.states or job.state in wanted.states)
+        and (wanted.queue is None or job.queue == wanted.queue)
+        and (wanted.task is None or job.task == wanted.task)
+        and (wanted.key is None or job.key == wanted.key)
+        and (not wanted.held or job.held_key is not None or job.next_key is not None)
+        and (wanted.chain_id is None or job.chain_id == wanted.chain_id)
+        and (wanted.leased_until is None or _lease_ends(job, wanted.leased_until))
+        and (wanted.ended_before is None or _ended(job, wanted.ended_before))
+    )
+
+
+def count(jobs: Iterable[Job]) -> Counts:
+    """Count jobs by queue, task and state, and the keys that wait."""
+    jobs = list(jobs)
+    waiting = {
+        job.key
+        for job in jobs
+        if job.key
+        and (job.held_key or job.next_key)
+        and not job.is_terminal
+        and job.state is not State.ACTIVE
+    }
+    return Counts(Counter((job.queue, job.task, job.state) for job in jobs), len(waiting))
+
+
+def _lease_ends(job: Job, by: datetime) -> bool:
+    return job.state is State.ACTIVE and job.lease_until is not None and job.lease_until <= by
+
+
+def _ended(job: Job, before: datetime) -> bool:
+    return job.is_terminal and job.finished_at is not None and job.finished_at < before
+
+
+def _active_in(job: Job, namespace: str, queue: str) -> bool:
+    return job.state is State.ACTIVE and job.namespace == namespace and job.queue == queue
+
+
+def _forget(changes: Changes) -> None:
+    """Record nothing: the book is all there is."""
+
+
+def _nothing(view: View) -> Changes:
+    return Changes()

@@ -1,0 +1,287 @@
+"""What a SQL store does, without doing it: generators that yield statements and receive rows.
+
+An engine drives a whole flow inside one write transaction: SQLite on its writer thread, PostgreSQL with
+await, a caller's own connection in the caller's thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Generator, Sequence
+from datetime import datetime
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from onejob.job import Changes, Job, State, Trait, View
+from onejob.lifecycle import mature, start
+from onejob.stores.book import Book
+from onejob.stores.contract import Counts, Filter, Lease, Step, Tally
+from onejob.stores.sql.rows import (
+    STATES,
+    Row,
+    instant,
+    micros,
+    read_job,
+    read_mark,
+    read_tally,
+    write_changes,
+    write_job,
+    write_mark,
+)
+
+T = TypeVar("T")
+MATURED_AT_ONCE = 1000
+
+
+class Ask(NamedTuple):
+    """One statement by name; `many` runs it once per row of parameters."""
+
+    name: str
+    parameters: Sequence[Any] = ()
+    many: bool = False
+
+
+Flow = Generator[Ask, list[Row], T]
+Ledger = list[tuple[str, Any]]
+
+
+# ── steps ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def apply(steps: Sequence[Step], now: datetime) -> Flow[list[Any]]:
+    """Read what the steps name, run them in order, write what they changed."""
+    book, ledger = Book(), Ledger()
+    yield from load(book, steps)
+    answers = [book.run(step, now, partial(enter, ledger)) for step in steps]
+    yield from write(ledger)
+    return answers
+
+
+def foresee(steps: Sequence[Step], now: datetime) -> Flow[list[Any] | None]:
+    """Answer steps that change nothing; None if any would write, so that they must run under the lock."""
+    book, ledger = Book(), Ledger()
+    yield from load(book, steps)
+    answers = [book.run(step, now, partial(enter, ledger)) for step in steps]
+    return None if ledger else answers
+
+
+def load(book: Book, steps: Sequence[Step]) -> Flow[None]:
+    """Read the jobs and keys that steps name into the book."""
+    for step in steps:
+        if step.job_id is not None:
+            yield from load_job(book, step.job_id)
+        elif step.key is not None:
+            yield from load_key(book, step.key, marks=step.marks)
+
+
+def load_job(book: Book, job_id: str) -> Flow[None]:
+    """Read a job, and who stands for its key."""
+    for row in (yield Ask("job", (job_id,))) if job_id not in book.jobs else ():
+        book.put(read_job(row))
+    job = book.jobs.get(job_id)
+    if job is not None and job.key is not None:
+        yield from load_key(book, job.key, marks=needs_mark(job))
+
+
+def needs_mark(job: Job) -> bool:
+    """Tell whether the job's policy remembers the newest request of its key."""
+    return job.version is not None or bool(job.traits & Trait.NEWEST_WINS)
+
+
+def load_key(book: Book, key: bytes, *, marks: bool) -> Flow[None]:
+    """Read holder, successor and mark of a key."""
+    for row in (yield Ask("standing", (key,))):
+        if row[0] not in book.jobs:
+            book.put(read_job(row))
+    for row in (yield Ask("mark", (key,))) if marks else ():
+        mark = read_mark(row)
+        book.note(mark)
+        for marked in (yield Ask("job", (mark.job,))) if mark.job not in book.jobs else ():
+            book.put(read_job(marked))
+
+
+def enter(ledger: Ledger, changes: Changes) -> None:
+    """Add a step's changes to what will be written."""
+    ledger.extend(("update_job", write_changes(job)) for job in changes.updates)
+    ledger.extend(("insert_job", write_job(job)) for job in changes.inserts)
+    ledger.extend(("delete_job", (job_id,)) for job_id in changes.deletes)
+    if changes.mark is not None:
+        mark = changes.mark
+        ledger.append(("write_mark", write_mark(mark)) if mark.job else ("drop_mark", (mark.key,)))
+
+
+def write(ledger: Ledger) -> Flow[None]:
+    """Write the ledger in its order; neighbours of one kind go together."""
+    for name, entries in groupby(ledger, key=lambda entry: entry[0]):
+        rows = [row for _, row in entries]
+        yield Ask(name, rows[0]) if len(rows) == 1 else Ask(name, rows, many=True)
+
+
+# ── leasing ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def lease(wanted: Lease, now: datetime) -> Flow[list[Job]]:
+    """Make due jobs available, then start the best of them."""
+    yield from ripen(now)
+    started: list[Job] = []
+    while len(started) < wanted.total:
+        candidates = yield from due(wanted, started)
+        if not candidates:
+            break
+        started += yield from begin(candidates, wanted, now)
+    return started
+
+
+def ripen(now: datetime) -> Flow[None]:
+    """Make scheduled and retryable jobs available when their time has come."""
+    rows = yield Ask("timed_due", (micros(now), MATURED_AT_ONCE))
+    ledger = Ledger()
+    for row in rows:
+        enter(ledger, mature(View(now, read_job(row))))
+    yield from write(ledger)
+
+
+def due(wanted: Lease, started: Sequence[Job]) -> Flow[list[Job]]:
+    """Read the best available jobs, as many as each queue has room for."""
+    tasks = msgspec.json.encode(sorted(wanted.tasks)).decode()
+    found: list[Job] = []
+    for queue in wanted.queues:
+        room = yield from room_in(queue, wanted, started)
+        if room > 0:
+            rows = yield Ask("available_in_queue", (wanted.namespace, queue, tasks, room))
+            found.extend(read_job(row) for row in rows)
+    rest = wanted.total - len(started)
+    return found if len(found) <= rest and len(wanted.queues) == 1 else heapq.nsmallest(rest, found, key=rank)
+
+
+def room_in(queue: str, wanted: Lease, started: Sequence[Job]) -> Flow[int]:
+    """Count how many more jobs of a queue may start."""
+    taken = sum(job.queue == queue for job in started)
+    room = min(wanted.queues[queue] - taken, wanted.total - len(started))
+    if queue in wanted.limits and room > 0:
+        [[active]] = yield Ask("active_in_queue", (wanted.namespace, queue))
+        room = min(room, wanted.limits[queue] - active)
+    return room
+
+
+def rank(job: Job) -> tuple[int, datetime, int, str]:
+    """Order due jobs: priority, then time, then place."""
+    return (-job.priority, job.run_at, job.place, job.id)
+
+
+def begin(candidates: Sequence[Job], wanted: Lease, now: datetime) -> Flow[list[Job]]:
+    """Start the candidates, but for those that a newer request has overtaken."""
+    book, ledger = Book(), Ledger()
+    for job in candidates:
+        book.put(job)
+        if job.key is not None and needs_mark(job):
+            yield from load_key(book, job.key, marks=True)
+    act = partial(start, worker=wanted.worker, lease=wanted.duration)
+    answers = [book.run(Step(act, job.id), now, partial(enter, ledger)) for job in candidates]
+    yield from write(ledger)
+    return [job for job in answers if job is not None]
+
+
+# ── reading ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def look(key: bytes, now: datetime) -> Flow[View]:
+    """Show who stands for a key."""
+    book = Book()
+    yield from load_key(book, key, marks=True)
+    return book.view(Step(lambda _: Changes(), key=key), now)
+
+
+def get(ids: Sequence[str]) -> Flow[list[Job | None]]:
+    """Read jobs by id."""
+    found: list[Job | None] = []
+    for job_id in ids:
+        rows = yield Ask("job", (job_id,))
+        found.append(read_job(rows[0]) if rows else None)
+    return found
+
+
+def find(wanted: Filter) -> Flow[list[Job]]:
+    """List jobs, by the statement that has an index for what is asked."""
+    rows = yield question(wanted)
+    return [job for job in map(read_job, rows) if wanted.namespace in {None, job.namespace}]
+
+
+def question(wanted: Filter) -> Ask:
+    """Choose the statement for a filter."""
+    if wanted.key is not None:
+        return Ask("find_by_key", (wanted.key, wanted.limit, wanted.offset))
+    if wanted.leased_until is not None:
+        return Ask("find_expired", (micros(wanted.leased_until), wanted.limit))
+    if wanted.ended_before is not None:
+        states = [state for state in State if not wanted.states or state in wanted.states]
+        return Ask("find_ended", (micros(wanted.ended_before), names(states), wanted.limit, wanted.offset))
+    if wanted.stranded:
+        return Ask("find_stranded", (wanted.limit,))
+    if wanted.newest_first and wanted == Filter(
+        namespace=wanted.namespace, limit=wanted.limit, offset=wanted.offset
+    ):
+        return Ask("find_newest", (wanted.namespace, wanted.limit, wanted.offset))
+    return Ask(
+        "find",
+        (
+            wanted.namespace,
+            names(wanted.states) if wanted.states else None,
+            wanted.queue,
+            wanted.task,
+            wanted.held,
+            wanted.chain_id,
+            wanted.newest_first,
+            wanted.limit,
+            wanted.offset,
+        ),
+    )
+
+
+def names(states: Any) -> str:
+    """Write states as a JSON list, as `json_each` reads it."""
+    return msgspec.json.encode([str(state) for state in states]).decode()
+
+
+def counts(namespace: str) -> Flow[Counts]:
+    """Count jobs and the keys that wait."""
+    rows = yield Ask("counts", (namespace,))
+    [[waiting]] = yield Ask("keys_waiting", (namespace,))
+    return Counts({(queue, task, STATES[state]): number for queue, task, state, number in rows}, waiting)
+
+
+def tally(tallies: Sequence[Tally], now: datetime) -> Flow[None]:
+    """Add to the counters of absorbed requests."""
+    rows = [(t.namespace, t.task, t.outcome, t.job_id, t.count, micros(now)) for t in tallies]
+    yield Ask("tally", rows, many=True)
+
+
+def tallies(namespace: str) -> Flow[list[Tally]]:
+    """Read the counters of absorbed requests."""
+    rows = yield Ask("tallies", (namespace,))
+    return [read_tally(row) for row in rows]
+
+
+def next_due(namespace: str) -> Flow[datetime | None]:
+    """Tell when the next timed job is due."""
+    [[run_at]] = yield Ask("next_due", (namespace,))
+    return instant(run_at)
+
+
+def anything_due(namespace: str, now: datetime) -> Flow[bool]:
+    """Tell whether leasing is worth a write transaction."""
+    [[found]] = yield Ask("anything_due", (namespace, micros(now)))
+    return bool(found)
+
+
+def drive(flow: Flow[T], run: Callable[[Ask], list[Row]]) -> T:
+    """Run a flow to its end with a function that runs statements."""
+    try:
+        ask = next(flow)
+        while True:
+            ask = flow.send(run(ask))
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]

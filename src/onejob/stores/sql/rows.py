@@ -1,0 +1,148 @@
+"""Jobs and marks as rows, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from onejob.job import EPOCH, Job, Mark, Retry, State
+from onejob.stores.contract import Tally
+
+Row = Sequence[Any]
+
+MICROSECOND = timedelta(microseconds=1)
+STATES = {state.value: state for state in State}
+
+
+def micros(time: datetime | None) -> int | None:
+    """Write a time as microseconds since 1970."""
+    return None if time is None else (time - EPOCH) // MICROSECOND
+
+
+def instant(time: int | None) -> datetime | None:
+    """Read what `micros` wrote."""
+    return None if time is None else EPOCH + timedelta(microseconds=time)
+
+
+@lru_cache(maxsize=1024)
+def write_retry(retry: Retry) -> str:
+    """Write a retry policy; there are few, so they are kept."""
+    return msgspec.json.encode(astuple(retry)).decode()
+
+
+@lru_cache(maxsize=1024)
+def read_retry(text: str) -> Retry:
+    """Read a retry policy."""
+    return Retry(*msgspec.json.decode(text))
+
+
+def write_job(job: Job) -> Row:
+    """Make the row of a new job."""
+    return (
+        job.id,
+        job.namespace,
+        job.task,
+        job.queue,
+        job.state.value,
+        job.priority,
+        micros(job.run_at),
+        job.place,
+        micros(job.created_at),
+        job.args,
+        job.meta,
+        job.payload_digest,
+        write_retry(job.retry),
+        job.chain_id,
+        job.timeout,
+        job.attempt,
+        micros(job.started_at),
+        micros(job.finished_at),
+        job.key,
+        job.held_key,
+        job.next_key,
+        job.holds,
+        job.traits,
+        job.within,
+        micros(job.held_at),
+        micros(job.holds_until),
+        micros(job.latest_at),
+        job.version,
+        job.chain_index,
+        job.parent_id,
+        job.superseded_by,
+        job.reason,
+        job.token,
+        job.worker,
+        micros(job.lease_until),
+        job.cancel_requested,
+        job.errors,
+        job.result,
+        job.progress,
+    )
+
+
+def write_changes(job: Job) -> Row:
+    """Make the row of what may change in a job, its id last."""
+    return (
+        job.queue,
+        job.state.value,
+        job.priority,
+        micros(job.run_at),
+        job.place,
+        job.args,
+        job.meta,
+        job.payload_digest,
+        job.attempt,
+        micros(job.started_at),
+        micros(job.finished_at),
+        job.held_key,
+        job.next_key,
+        job.traits,
+        micros(job.held_at),
+        micros(job.holds_until),
+        job.version,
+        job.superseded_by,
+        job.reason,
+        job.token,
+        job.worker,
+        micros(job.lease_until),
+        job.cancel_requested,
+        job.errors,
+        job.result,
+        job.progress,
+        job.id,
+    )
+
+
+def read_job(row: Row) -> Job:
+    """Make a job of its row."""
+    values = list(row)
+    values[4] = STATES[values[4]]
+    values[12] = read_retry(values[12])
+    values[35] = bool(values[35])
+    for column in (6, 8, 16, 17, 24, 25, 26, 34):
+        time = values[column]
+        if time is not None:
+            values[column] = EPOCH + timedelta(microseconds=time)
+    return Job(*values)
+
+
+def write_mark(mark: Mark) -> Row:
+    """Make the row of a mark."""
+    return (mark.key, mark.version, mark.job, mark.void, micros(mark.touched_at))
+
+
+def read_mark(row: Row) -> Mark:
+    """Make a mark of its row."""
+    key, version, job, void, touched_at = row
+    return Mark(key, version, job, bool(void), EPOCH + timedelta(microseconds=touched_at))
+
+
+def read_tally(row: Row) -> Tally:
+    """Make a tally of its row."""
+    return Tally(*row[:5], instant(row[5]))

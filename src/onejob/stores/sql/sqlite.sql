@@ -1,0 +1,127 @@
+-- Every statement of the SQLite store, whole. Parameters are positional.
+-- Columns of onejob_jobs are always read and written in the order of the table.
+
+-- name: schema_version
+SELECT max(version) FROM onejob_schema;
+
+-- name: record_schema_version
+INSERT INTO onejob_schema (version, applied_at) VALUES (?, ?);
+
+-- name: known_tables
+SELECT name FROM sqlite_schema WHERE type = 'table' AND name LIKE 'onejob\_%' ESCAPE '\';
+
+-- name: create_schema_table
+CREATE TABLE IF NOT EXISTS onejob_schema (version INTEGER PRIMARY KEY, applied_at INTEGER NOT NULL);
+
+-- name: job
+SELECT * FROM onejob_jobs WHERE id = ?;
+
+-- name: standing
+-- The holder of a key and the one that waits behind it.
+SELECT * FROM onejob_jobs WHERE held_key = ?1
+UNION ALL
+SELECT * FROM onejob_jobs WHERE next_key = ?1;
+
+-- name: is_held
+SELECT 1 FROM onejob_jobs WHERE held_key = ?;
+
+-- name: mark
+SELECT key, version, job, void, touched_at FROM onejob_marks WHERE key = ?;
+
+-- name: insert_job
+INSERT INTO onejob_jobs VALUES (
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+);
+
+-- name: update_job
+-- Everything that may change after admission; the id comes last.
+UPDATE onejob_jobs SET
+    queue = ?, state = ?, priority = ?, run_at = ?, place = ?, args = ?, meta = ?, payload_digest = ?,
+    attempt = ?, started_at = ?, finished_at = ?, held_key = ?, next_key = ?, traits = ?, held_at = ?,
+    holds_until = ?, version = ?, superseded_by = ?, reason = ?, token = ?, worker = ?, lease_until = ?,
+    cancel_requested = ?, errors = ?, result = ?, progress = ?
+WHERE id = ?;
+
+-- name: delete_job
+DELETE FROM onejob_jobs WHERE id = ?;
+
+-- name: write_mark
+INSERT INTO onejob_marks (key, version, job, void, touched_at) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (key) DO UPDATE SET
+    version = excluded.version, job = excluded.job, void = excluded.void, touched_at = excluded.touched_at;
+
+-- name: drop_mark
+DELETE FROM onejob_marks WHERE key = ?;
+
+-- name: anything_due
+SELECT EXISTS (SELECT 1 FROM onejob_jobs WHERE state = 'available' AND namespace = ?1)
+    OR EXISTS (SELECT 1 FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND run_at <= ?2);
+
+-- name: timed_due
+SELECT * FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND run_at <= ? ORDER BY run_at LIMIT ?;
+
+-- name: available_in_queue
+SELECT * FROM onejob_jobs
+WHERE state = 'available' AND namespace = ?1 AND queue = ?2
+    AND task IN (SELECT value FROM json_each(?3))
+ORDER BY priority DESC, run_at, place LIMIT ?4;
+
+-- name: active_in_queue
+SELECT count(*) FROM onejob_jobs WHERE state = 'active' AND namespace = ? AND queue = ?;
+
+-- name: next_due
+SELECT min(run_at) FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND namespace = ?;
+
+-- name: find
+SELECT * FROM onejob_jobs
+WHERE (?1 IS NULL OR namespace = ?1)
+    AND (?2 IS NULL OR state IN (SELECT value FROM json_each(?2)))
+    AND (?3 IS NULL OR queue = ?3)
+    AND (?4 IS NULL OR task = ?4)
+    AND (NOT ?5 OR held_key IS NOT NULL OR next_key IS NOT NULL)
+    AND (?6 IS NULL OR chain_id = ?6)
+ORDER BY CASE WHEN ?7 THEN id END DESC, CASE WHEN NOT ?7 THEN id END
+LIMIT ?8 OFFSET ?9;
+
+-- name: find_newest
+-- The same without a sort, for the page that everybody opens first.
+SELECT * FROM onejob_jobs WHERE (?1 IS NULL OR namespace = ?1) ORDER BY id DESC LIMIT ?2 OFFSET ?3;
+
+-- name: find_by_key
+SELECT * FROM onejob_jobs WHERE key = ? ORDER BY id DESC LIMIT ? OFFSET ?;
+
+-- name: find_expired
+SELECT * FROM onejob_jobs WHERE state = 'active' AND lease_until <= ? ORDER BY lease_until LIMIT ?;
+
+-- name: find_ended
+SELECT * FROM onejob_jobs
+WHERE finished_at < ?1 AND state IN (SELECT value FROM json_each(?2))
+ORDER BY finished_at LIMIT ?3 OFFSET ?4;
+
+-- name: find_stranded
+SELECT waiting.* FROM onejob_jobs AS waiting
+LEFT JOIN onejob_jobs AS holder ON holder.held_key = waiting.next_key
+WHERE waiting.next_key IS NOT NULL AND waiting.state = 'pending'
+    AND (holder.id IS NULL OR holder.finished_at IS NOT NULL)
+LIMIT ?;
+
+-- name: counts
+SELECT queue, task, state, count(*) FROM onejob_jobs WHERE namespace = ? GROUP BY queue, task, state;
+
+-- name: keys_waiting
+SELECT count(DISTINCT coalesce(held_key, next_key)) FROM onejob_jobs
+WHERE namespace = ? AND (held_key IS NOT NULL OR next_key IS NOT NULL)
+    AND state IN ('scheduled', 'available', 'pending', 'retryable');
+
+-- name: tally
+INSERT INTO onejob_tallies (namespace, task, outcome, job_id, count, last_at) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (namespace, task, outcome, job_id) DO UPDATE SET
+    count = count + excluded.count, last_at = excluded.last_at;
+
+-- name: tallies
+SELECT namespace, task, outcome, job_id, count, last_at FROM onejob_tallies
+WHERE namespace = ? ORDER BY namespace, task, outcome, job_id;
+
+-- name: data_version
+PRAGMA data_version;
