@@ -132,8 +132,11 @@ class Store(Protocol):
     async def counts(self, namespace: str) -> Counts:
         """Count jobs that are kept."""
 
-    async def tally(self, tallies: Sequence[Tally]) -> None:
-        """Add to the counters of absorbed requests."""
+    def tally(self, tallies: Sequence[Tally]) -> None:
+        """Add to the counters of absorbed requests, on the calling thread."""
+
+    def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
+        """Do the same inside the caller's transaction, so that a rollback takes the count back."""
 
     async def tallies(self, namespace: str) -> list[Tally]:
         """Read the counters of absorbed requests."""

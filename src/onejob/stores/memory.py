@@ -125,7 +125,11 @@ class MemoryStore:
             jobs = self._select(lambda job: job.namespace == namespace)
         return count(jobs)
 
-    async def tally(self, tallies: Sequence[Tally]) -> None:
+    def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
+        """Refuse: there is no transaction to join."""
+        raise ForeignConnection("The memory store has no transactions: leave connection= out.")
+
+    def tally(self, tallies: Sequence[Tally]) -> None:
         """Add to the counters."""
         with self._lock:
             for entry in tallies:

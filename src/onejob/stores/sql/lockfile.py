@@ -43,7 +43,9 @@ class LockFile:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > ends:
-                    message = f"{self._path} has been locked by another process for {self._timeout:g} s; try again."
+                    message = (
+                        f"{self._path} has been locked by another process for {self._timeout:g} s; try again."
+                    )
                     raise AdmissionBusy(message) from None
                 pause = min(pause * 2, LONGEST_PAUSE)
             else:

@@ -143,10 +143,10 @@ class SQLiteStore:
         leased: list[Job] = await engine.submit(partial(flows.lease, wanted))
         return leased
 
-    async def tally(self, tallies: Sequence[Tally]) -> None:
+    def tally(self, tallies: Sequence[Tally]) -> None:
         """Add to the counters."""
         if tallies:
-            await self._open().submit(partial(flows.tally, tallies))
+            self._open().run(partial(flows.tally, tallies))
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
 
@@ -349,7 +349,11 @@ class Lane:
             live = [entry for entry in entries if entry is not None]
             answers = self._run([plan for plan, _, _ in live])
             for loop in {id(loop): loop for _, loop, _ in live}.values():
-                mine = [(future, answer) for (_, at, future), answer in zip(live, answers, strict=True) if at is loop]
+                mine = [
+                    (future, answer)
+                    for (_, at, future), answer in zip(live, answers, strict=True)
+                    if at is loop
+                ]
                 with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
                     loop.call_soon_threadsafe(deliver, mine)
             if None in entries:
@@ -460,10 +464,14 @@ def split(script: str) -> Iterator[str]:
 def join(connection: Any, path: Path) -> None:
     """Make sure that this is a connection to our database, inside a transaction."""
     if not isinstance(connection, sqlite3.Connection):
-        raise ForeignConnection(f"connection= must be a sqlite3.Connection to {path}, not {type(connection).__name__}.")
+        raise ForeignConnection(
+            f"connection= must be a sqlite3.Connection to {path}, not {type(connection).__name__}."
+        )
     rows = own_cursor(connection).execute("PRAGMA database_list").fetchall()
     if not any(name == "main" and file and os.path.samefile(file, path) for _, name, file in rows):
-        raise ForeignConnection(f"connection= belongs to another database than {path}; pass a connection to that.")
+        raise ForeignConnection(
+            f"connection= belongs to another database than {path}; pass a connection to that."
+        )
     if not connection.in_transaction and connection.isolation_level is None:
         raise StoreError('connection= is not in a transaction: run "BEGIN IMMEDIATE" on it first.')
     if may_corrupt():
@@ -532,5 +540,3 @@ def translated(error: sqlite3.Error, path: Path) -> StoreError:
     if code == sqlite3.SQLITE_NOTADB:
         return SchemaMismatch(f"{path} is not a SQLite database: name another file.")
     return StoreUnavailable(f"{path}: {MEANINGS.get(code, error)}.")
-
-

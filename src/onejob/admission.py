@@ -1,0 +1,163 @@
+"""The answer of every enqueue: what happened, to which job, and why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import msgspec
+
+from onejob.context import running
+from onejob.errors import JobCancelled, JobFailed, NotCovered, ResultGone, WouldDeadlock
+from onejob.job import Job, State
+from onejob.payload import convert
+from onejob.unique import DEDUPLICATED, Outcome, Verdict
+
+if TYPE_CHECKING:
+    from onejob.app import App
+
+R = TypeVar("R")
+LOOK_AGAIN = 1.0  # seconds; the store's hints make it sooner
+
+
+class Admission(Generic[R]):
+    """What became of a request. Always an answer, never None."""
+
+    __slots__ = ("_app", "_returns", "_verdict")
+
+    def __init__(self, app: App, verdict: Verdict, returns: Any) -> None:
+        self._app = app
+        self._verdict = verdict
+        self._returns = returns
+
+    @property
+    def outcome(self) -> Outcome:
+        """One of created, forced, replaced, kept, updated, rerun, rejected, stale."""
+        return self._verdict.outcome
+
+    @property
+    def job(self) -> Job:
+        """The job that stands for this request, as it was at that moment."""
+        return self._verdict.job
+
+    @property
+    def holder(self) -> Job | None:
+        """The job that held the key when this request came, if one did."""
+        return self._verdict.holder
+
+    @property
+    def deduplicated(self) -> bool:
+        """Whether another request's job stands for this one."""
+        return self._verdict.outcome in DEDUPLICATED
+
+    @property
+    def reason(self) -> str:
+        """Why, in one sentence."""
+        return self._verdict.reason
+
+    @property
+    def payload_differs(self) -> bool:
+        """Whether the job that was there had been asked for with another payload."""
+        return self._verdict.payload_differs
+
+    @property
+    def mismatch(self) -> bool:
+        """Whether on_mismatch="error" refused this request."""
+        return self._verdict.mismatch
+
+    @property
+    def shadow(self) -> Outcome | None:
+        """What a shadow policy would have answered."""
+        return self._verdict.shadow
+
+    @property
+    def key(self) -> str | None:
+        """The key in hexadecimal, or None if the request is not unique."""
+        key = self._verdict.job.key
+        return None if key is None else key.hex()
+
+    def __repr__(self) -> str:
+        """Say outcome and job, without arguments."""
+        return f"<Admission {self.outcome} {self.job.id} {self.job.task}>"
+
+    async def result(self, timeout: float | None = None) -> R:
+        """Wait for the job that stands for this request, and return what it returned.
+
+        Raises JobFailed, JobCancelled, ResultGone, WouldDeadlock or TimeoutError.
+        """
+        refuse_deadlock(self.job)
+        async with asyncio.timeout(timeout):
+            async for job in follow(self._app, self.job.id):
+                if job.is_terminal:
+                    return cast("R", result_of(job, self._returns))
+        raise ResultGone(f"Job {self.job.id} has been removed, and its result with it.")
+
+    async def covered(self, timeout: float | None = None) -> None:
+        """Wait until a run that started after this request has finished, whichever job's run that was.
+
+        Raises NotCovered at once if no such run is due, and whatever the run's own end raises in `result`
+        is not raised here: a failed run has run.
+        """
+        refuse_deadlock(self.job)
+        target, seen = self.job.id, self.job.token
+        async with asyncio.timeout(timeout):
+            async for job in follow(self._app, target):
+                fresh = job.id != target or job.token > seen
+                if fresh and job.is_terminal and job.started_at is not None:
+                    return
+                if job.is_terminal or (job.state is State.ACTIVE and not fresh):
+                    return await self._covered_by_successor(job, timeout)
+        raise NotCovered(f"Job {self.job.id} has been removed before it ran.")
+
+    async def _covered_by_successor(self, job: Job, timeout: float | None) -> None:
+        view = await self._app.store.look(job.key) if job.key is not None else None
+        due = view and (view.successor or view.holder)
+        if due is None or due.id == job.id or due.is_terminal or due.state is State.ACTIVE:
+            raise NotCovered(f"Job {job.id} is {job.state} and no later run of its key is due.")
+        verdict = msgspec.structs.replace(self._verdict, job=due)
+        await Admission[R](self._app, verdict, self._returns).covered(timeout)
+
+    def result_sync(self, timeout: float | None = None) -> R:
+        """Do `result` from blocking code."""
+        return self._app.portal.run(self.result(timeout))
+
+    def covered_sync(self, timeout: float | None = None) -> None:
+        """Do `covered` from blocking code."""
+        return self._app.portal.run(self.covered(timeout))
+
+
+def refuse_deadlock(job: Job) -> None:
+    """Refuse to await, inside a run, what can only start or end after it."""
+    context = running()
+    if context is None:
+        return
+    behind = job.next_key is not None and job.next_key == context.job.key
+    if behind or job.chain_id == context.job.chain_id:
+        raise WouldDeadlock
+
+
+async def follow(app: App, job_id: str) -> AsyncIterator[Job]:
+    """Yield the job each time it may have changed, going on to whichever job superseded it."""
+    while True:
+        [job] = await app.store.get([job_id])
+        if job is None:
+            return
+        if job.superseded_by is not None:
+            job_id = job.superseded_by
+            continue
+        yield job
+        await app.store.wait(LOOK_AGAIN)
+
+
+def result_of(job: Job, returns: Any) -> Any:
+    """Return what a finished job returned, or raise what became of it."""
+    if job.is_tombstone:
+        raise ResultGone(f"Job {job.id} has been pruned, and its result with it.")
+    if job.state is State.DISCARDED:
+        last = job.failures[-1] if job.failures else {"type": "Error", "message": "unknown"}
+        raise JobFailed(f"Job {job.id} failed for good: {last['type']}: {last['message']}")
+    if job.state is State.CANCELLED:
+        raise JobCancelled(f"Job {job.id} was cancelled: {job.reason}.")
+    value = None if job.result is None else msgspec.json.decode(job.result)
+    return None if value is None else convert(value, returns)

@@ -1,0 +1,559 @@
+"""App: where tasks are registered, requests admitted and jobs looked after."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, ParamSpec, Self, TypeVar, overload
+from urllib.parse import parse_qsl, urlsplit
+
+from onejob import lifecycle, unique
+from onejob.admission import Admission
+from onejob.errors import (
+    Duplicate,
+    InvalidCall,
+    InvalidPolicy,
+    OnejobError,
+    PayloadMismatch,
+    UnknownJob,
+    UnknownTask,
+    WeakStore,
+)
+from onejob.job import INCOMPLETE, Job, Retry, State, View
+from onejob.observe.ledger import Ledger
+from onejob.schedule import Duration, duration
+from onejob.stores.contract import Filter, Guarantees, Step, Store, Tally
+from onejob.sync import Portal
+from onejob.tasks import Call, Task
+from onejob.unique import Fluent, Outcome, Request, Unique, Verdict
+from onejob.worker import Worker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+log = logging.getLogger("onejob")
+
+BATCH = 2000  # calls that share one commit at most
+ABSORBED = unique.DEDUPLICATED
+RETENTION: Mapping[State, Duration] = {
+    State.COMPLETED: "7d",
+    State.CANCELLED: "7d",
+    State.DISCARDED: "180d",
+}
+PRUNED_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a request would meet: the verdict, the key in clear, the holder, and when the hold ends."""
+
+    outcome: Outcome
+    reason: str
+    policy: str
+    dimensions: Mapping[str, Any]
+    key: str | None
+    holder: Job | None
+    successor: Job | None
+    frees_at: datetime | None
+    absorbed: int
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The app in numbers."""
+
+    pending: int
+    in_flight: int
+    dead: int
+    unique_keys_waiting: int
+    by_state: Mapping[State, int]
+    by_queue: Mapping[str, Mapping[State, int]]
+    absorbed: Mapping[str, Mapping[str, int]]
+
+
+class App:
+    """Tasks, a store for their jobs, and the policies that they share."""
+
+    def __init__(
+        self,
+        url: str = "sqlite:///jobs.db",
+        *,
+        namespace: str = "",
+        secret: str | bytes | None = None,
+        retry: Retry | None = None,
+        max_args: int = 1024 * 1024,
+        admission_timeout: Duration = 5,
+        retention: Mapping[State | str, Duration] | None = None,
+        store: Store | None = None,
+    ) -> None:
+        self.url = url
+        self.namespace = namespace
+        self.secret = _secret(secret)
+        self.retry = retry or Retry()
+        self.max_args = max_args
+        self.retention = _retention(retention or {})
+        self.store = store or open_store(url, duration(admission_timeout).total_seconds())
+        self.tasks: dict[str, Task[..., Any]] = {}
+        self.queues: dict[str, int | None] = {"default": None}
+        self.portal = Portal()
+        self.ledger = Ledger(self.store)
+        self.log = log
+
+    # ── registering ───────────────────────────────────────────────────────────────────────────────
+
+    @overload
+    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        unique: Unique | Fluent | bool | None = None,
+        retry: Retry | None = None,
+        timeout: Duration | None = None,
+        priority: int = 0,
+        give_up_on: tuple[type[Exception], ...] = (),
+    ) -> _Register: ...
+    def task(
+        self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **policies: Any
+    ) -> Any:
+        """Register a function as a task, with its policies."""
+
+        def register(function: Callable[..., Any]) -> Task[..., Any]:
+            return self._register(function, name or function.__name__, policies)
+
+        return register if function is None else register(function)
+
+    def _register(self, function: Callable[..., Any], name: str, policies: dict[str, Any]) -> Task[..., Any]:
+        if name in self.tasks:
+            raise InvalidPolicy(f"Two tasks are named {name!r}: give one of them another name=.")
+        task: Task[..., Any] = Task(self, function, name=name, **policies)
+        self.queues.setdefault(task.queue, None)
+        self.tasks[name] = task
+        return task
+
+    def queue(self, name: str, *, concurrency: int | None = None) -> None:
+        """Declare a queue, and how many of its jobs may be active at once over all workers."""
+        if concurrency is not None and concurrency < 1:
+            raise InvalidPolicy(
+                f"queue({name!r}, concurrency={concurrency}): allow at least one, or leave it out."
+            )
+        self.queues[name] = concurrency
+
+    def check_strength(self, task: str, policy: Unique) -> None:
+        """Refuse a task that demands more than the store declares."""
+        declared = self.store.guarantees
+        if policy.strength == "strong" and declared.strength != "strong":
+            raise WeakStore(
+                f"{task} demands strength='strong', but the {declared.store} store declares {declared.strength!r}: "
+                "choose another store, or leave strength out."
+            )
+
+    def task_named(self, name: str) -> Task[..., Any]:
+        """Find a task by name."""
+        try:
+            return self.tasks[name]
+        except KeyError:
+            known = ", ".join(sorted(self.tasks)) or "none"
+            raise UnknownTask(f"No task is named {name!r}; registered: {known}.") from None
+
+    def guarantees(self) -> Guarantees:
+        """Tell what the store declares."""
+        return self.store.guarantees
+
+    # ── admitting ─────────────────────────────────────────────────────────────────────────────────
+
+    async def admit(self, task: Task[..., R], request: Request, connection: Any = None) -> Admission[R]:
+        """Settle one request and count it."""
+        if connection is not None:
+            return self.admit_now(task, request, connection)
+        [verdict] = await self.store.apply([admission_step(request)])
+        return self._admitted(task, request, verdict)
+
+    def admit_now(self, task: Task[..., R], request: Request, connection: Any = None) -> Admission[R]:
+        """Settle one request from blocking code, or inside the caller's transaction."""
+        if connection is None:
+            [verdict] = self.store.apply_now([admission_step(request)])
+        else:
+            [verdict] = self.store.apply_within(connection, [admission_step(request)])
+        return self._admitted(task, request, verdict, connection)
+
+    def _admitted(
+        self, task: Task[..., R], request: Request, verdict: Verdict | OnejobError, connection: Any = None
+    ) -> Admission[R]:
+        admission = self._dress(task, request, verdict, connection)
+        if admission.outcome is Outcome.REJECTED:
+            raise PayloadMismatch(admission) if admission.mismatch else Duplicate(admission)
+        return admission
+
+    def _dress(
+        self, task: Task[..., R], request: Request, verdict: Verdict | OnejobError, connection: Any = None
+    ) -> Admission[R]:
+        if isinstance(verdict, OnejobError):
+            raise verdict
+        if verdict.outcome in ABSORBED or verdict.shadow is not None:
+            self._count(request, verdict, connection)
+        return Admission(self, verdict, task.signature.returns)
+
+    def _count(self, request: Request, verdict: Verdict, connection: Any) -> None:
+        outcome = str(verdict.outcome) if verdict.shadow is None else f"shadow:{verdict.shadow}"
+        standing = verdict.job if verdict.shadow is None or verdict.holder is None else verdict.holder
+        if request.key is not None and log.isEnabledFor(logging.DEBUG):
+            log.debug(
+                "%s %s: key %s is held by job %s", outcome, request.task, request.key.hex(), standing.id
+            )
+        if connection is None:
+            self.ledger.count(request.namespace, request.task, outcome, standing.id)
+        else:
+            self.store.tally_within(
+                connection, [Tally(request.namespace, request.task, outcome, standing.id, 1)]
+            )
+
+    async def enqueue_many(self, calls: Sequence[Call[R]], *, connection: Any = None) -> list[Admission[R]]:
+        """Enqueue calls in order and answer each in its place; a rejected duplicate is an outcome here.
+
+        Every call is checked before any is stored. Atomic per key; as a whole with connection=.
+        """
+        requests = [call.request() for call in calls]
+        if connection is not None:
+            return self._dress_all(calls, requests, self._apply_many_now(requests, connection), connection)
+        verdicts: list[Any] = []
+        for start in range(0, len(requests), BATCH):
+            verdicts += await self.store.apply([admission_step(r) for r in requests[start : start + BATCH]])
+        return self._dress_all(calls, requests, verdicts)
+
+    def enqueue_many_sync(self, calls: Sequence[Call[R]], *, connection: Any = None) -> list[Admission[R]]:
+        """Do `enqueue_many` from blocking code."""
+        requests = [call.request() for call in calls]
+        return self._dress_all(calls, requests, self._apply_many_now(requests, connection), connection)
+
+    def _apply_many_now(self, requests: Sequence[Request], connection: Any) -> list[Any]:
+        steps = [admission_step(request) for request in requests]
+        if connection is not None:
+            return self.store.apply_within(connection, steps)
+        batches = (steps[start : start + BATCH] for start in range(0, len(steps), BATCH))
+        return [verdict for batch in batches for verdict in self.store.apply_now(batch)]
+
+    def _dress_all(
+        self,
+        calls: Sequence[Call[R]],
+        requests: Sequence[Request],
+        verdicts: Sequence[Any],
+        connection: Any = None,
+    ) -> list[Admission[R]]:
+        return [
+            self._dress(call.task, request, verdict, connection)
+            for call, request, verdict in zip(calls, requests, verdicts, strict=True)
+        ]
+
+    async def explain(
+        self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Explanation:
+        """Tell what a request would meet, without making it."""
+        request = task.request(args, kwargs)
+        if request.key is None or request.policy is None:
+            reason = "The task is not unique, or its key function said None."
+            return Explanation(Outcome.CREATED, reason, "not unique", {}, None, None, None, None, 0)
+        view = await self.store.look(request.key)
+        verdict: Verdict = unique.decide(request, view).answer
+        return Explanation(
+            verdict.outcome,
+            verdict.reason,
+            request.policy.describe(),
+            task.dimensions(task.signature.bind(args, kwargs), request.policy) or {},
+            request.key.hex(),
+            view.holder,
+            view.successor,
+            view.holder.holds_until if view.holder else None,
+            await self.absorbed(view.successor or view.holder),
+        )
+
+    async def absorbed(self, job: Job | None) -> int:
+        """Tell how many requests a job has stood for besides its own."""
+        if job is None:
+            return 0
+        self.ledger.flush()
+        tallies = await self.store.tallies(self.namespace)
+        return sum(tally.count for tally in tallies if tally.job_id == job.id)
+
+    async def pending(self, request: Request) -> bool:
+        """Tell whether any job of a request's key is live."""
+        if request.key is None:
+            return False
+        jobs = await self.store.find(Filter(namespace=self.namespace, key=request.key))
+        return any(job.state in INCOMPLETE for job in jobs)
+
+    # ── looking after jobs ────────────────────────────────────────────────────────────────────────
+
+    async def job(self, job_id: str) -> Job:
+        """Read one job."""
+        [job] = await self.store.get([job_id])
+        if job is None:
+            raise UnknownJob(f"No job has the id {job_id!r}: it never existed, or it has been pruned.")
+        return job
+
+    async def jobs(
+        self,
+        *,
+        state: State | str | Collection[State | str] = (),
+        queue: str | None = None,
+        task: str | None = None,
+        key: str | bytes | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> list[Job]:
+        """List jobs, newest first."""
+        states = [state] if isinstance(state, str) else state
+        wanted = Filter(
+            namespace=self.namespace,
+            states=frozenset(State(name) for name in states),
+            queue=queue,
+            task=task,
+            key=_key(key),
+            limit=limit,
+            offset=offset,
+        )
+        return await self.store.find(wanted)
+
+    async def holds(self, *, limit: int = 100) -> list[Job]:
+        """List the jobs that hold a key now, or wait behind one that does."""
+        found = await self.store.find(Filter(namespace=self.namespace, held=True, limit=limit))
+        now = self.store.now()
+        return [job for job in found if lifecycle.holding(job, now) or job.next_key is not None]
+
+    async def dead(self, *, task: str | None = None, limit: int = 100) -> list[Job]:
+        """List dead letters, newest first."""
+        return await self.jobs(state=State.DISCARDED, task=task, limit=limit)
+
+    async def cancel(self, job_id: str, *, successors: bool = False, reason: str = "cancelled") -> Job:
+        """End a waiting job, or tell a running one to stop; with successors, the one behind it too."""
+        act = partial(lifecycle.cancel, reason=reason, successors=successors)
+        return await self._on_job(job_id, act, "cancel")
+
+    async def delete(self, job_id: str) -> Job:
+        """Remove a job that does not run, and free what it holds."""
+        return await self._on_job(job_id, lifecycle.delete, "delete")
+
+    async def _on_job(self, job_id: str, act: Callable[[View], Any], verb: str) -> Any:
+        [answer] = await self.store.apply([Step(act, job_id)])
+        if isinstance(answer, OnejobError):
+            raise answer
+        if answer is None:
+            job = await self.job(job_id)
+            raise InvalidCall(f"Job {job_id} is {job.state}, so it cannot be {_participle(verb)}.")
+        return answer
+
+    async def replay(self, job_id: str) -> Admission[Any]:
+        """Bring a dead letter back; it may come out created, kept or stale."""
+        verdict: Verdict = await self._on_job(job_id, unique.replay, "replay")
+        task = self.tasks.get(verdict.job.task)
+        return Admission(self, verdict, task.signature.returns if task else Any)
+
+    async def replay_dead(self, *, task: str | None = None, limit: int = 1000) -> list[Admission[Any]]:
+        """Bring back every dead letter, or those of one task."""
+        return [await self.replay(job.id) for job in await self.dead(task=task, limit=limit)]
+
+    async def release(self, key: str | bytes, *, force: bool = False) -> Job | None:
+        """Free a key by hand; None if nobody holds it. While its holder runs, this needs force."""
+        wanted = _key(key)
+        assert wanted is not None
+        view = await self.store.look(wanted)
+        [freed] = await self.store.apply([Step(partial(lifecycle.release, force=force), key=wanted)])
+        if freed is None and view.holder is not None:
+            raise InvalidCall(f"Job {view.holder.id} holds the key and is running: release it with force.")
+        return freed
+
+    async def stats(self) -> Stats:
+        """Count jobs and absorbed requests."""
+        self.ledger.flush()
+        counts = await self.store.counts(self.namespace)
+        by_state = dict.fromkeys(State, 0)
+        by_queue: dict[str, dict[State, int]] = {}
+        for (queue, _task, state), number in counts.jobs.items():
+            by_state[state] += number
+            by_queue.setdefault(queue, dict.fromkeys(State, 0))[state] += number
+        absorbed: dict[str, dict[str, int]] = {}
+        for tally in await self.store.tallies(self.namespace):
+            outcomes = absorbed.setdefault(tally.task, {})
+            outcomes[tally.outcome] = outcomes.get(tally.outcome, 0) + tally.count
+        waiting = sum(by_state[state] for state in INCOMPLETE - {State.ACTIVE})
+        return Stats(
+            waiting,
+            by_state[State.ACTIVE],
+            by_state[State.DISCARDED],
+            counts.keys_waiting,
+            by_state,
+            by_queue,
+            absorbed,
+        )
+
+    async def sweep(self) -> tuple[int, int]:
+        """Take back jobs of dead workers and promote stranded successors; tell how many of each."""
+        expired = await self.store.find(
+            Filter(leased_until=self.store.now(), limit=PRUNED_AT_ONCE, newest_first=False)
+        )
+        stranded = await self.store.find(Filter(stranded=True, limit=PRUNED_AT_ONCE))
+        rescued = await self.store.apply(
+            [Step(partial(lifecycle.expire, merge=self.merge), job.id) for job in expired]
+        )
+        repaired = await self.store.apply([Step(lifecycle.repair, job.id) for job in stranded])
+        return sum(job is not None for job in rescued), sum(job is not None for job in repaired)
+
+    async def prune(self) -> int:
+        """Forget ended jobs past their retention, in bounded batches; tell how many went."""
+        return sum([await self._prune(state, age) for state, age in self.retention.items()])
+
+    async def _prune(self, state: State, age: timedelta) -> int:
+        gone = skipped = 0
+        while True:
+            wanted = Filter(
+                states=frozenset({state}),
+                ended_before=self.store.now() - age,
+                limit=PRUNED_AT_ONCE,
+                offset=skipped,
+                newest_first=False,
+            )
+            found = await self.store.find(wanted)
+            answers = await self.store.apply([Step(lifecycle.prune, job.id) for job in found])
+            gone += sum(answer == "deleted" for answer in answers)
+            skipped += sum(answer != "deleted" for answer in answers)  # tombstones stay where they are
+            if len(found) < PRUNED_AT_ONCE:
+                return gone
+
+    def merge(self, older: Job, newer: Job) -> Job:
+        """Combine two payloads of a key by their task's policy."""
+        task = self.tasks.get(newer.task)
+        return unique.merged(older, newer, task.unique if task else None)
+
+    # ── running and closing ───────────────────────────────────────────────────────────────────────
+
+    def worker(
+        self,
+        *,
+        concurrency: int = 8,
+        queues: Collection[str] | Mapping[str, int] | None = None,
+        lease: Duration = "15s",
+        grace: Duration = "25s",
+        drain: bool = False,
+        name: str | None = None,
+    ) -> Worker:
+        """Make a worker: `async with app.worker(): …` runs it meanwhile, `await worker.run()` until told to stop."""
+        return Worker(
+            self,
+            concurrency=concurrency,
+            queues=queues,
+            lease=duration(lease),
+            grace=duration(grace).total_seconds(),
+            drain=drain,
+            name=name,
+        )
+
+    async def close(self) -> None:
+        """Write down what was counted and let go of the store; using the app again reopens it."""
+        self.ledger.flush()
+        await self.store.close()
+        self.portal.close()
+
+    def close_sync(self) -> None:
+        """Do `close` from blocking code."""
+        self.ledger.flush()
+        self.portal.run(self.store.close())
+        self.portal.close()
+
+    async def __aenter__(self) -> Self:
+        """Use the app for the length of a block."""
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close it."""
+        await self.close()
+
+
+class _Register:
+    """The type of `app.task(…)` as a decorator."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[..., Any], /) -> Task[..., Any]:
+        """Never called: a decorator of this shape is what `app.task` returns."""
+        raise NotImplementedError
+
+
+def admission_step(request: Request) -> Step:
+    """Make the step that settles a request."""
+    marks = request.policy is not None and request.policy.marks
+    return Step(partial(unique.decide, request), key=request.key, marks=marks)
+
+
+def open_store(url: str, admission_timeout: float) -> Store:
+    """Choose the store that a URL names."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    match parts.scheme:
+        case "memory":
+            from onejob.stores.memory import MemoryStore
+
+            return MemoryStore()
+        case "sqlite":
+            from onejob.stores.sql.sqlite import SQLiteStore
+
+            return SQLiteStore(
+                _path(url, parts.path), admission_timeout=admission_timeout, **_sqlite_options(options)
+            )
+        case _:
+            raise InvalidCall(f"{url!r} names no store: write sqlite:///jobs.db or memory://.")
+
+
+def _path(url: str, path: str) -> Path:
+    if len(path) < 2:  # noqa: PLR2004 - more than the slash
+        raise InvalidCall(f"{url!r} names no file: write sqlite:///jobs.db, or sqlite:////var/lib/jobs.db.")
+    return Path(path[1:])
+
+
+def _sqlite_options(options: Mapping[str, str]) -> dict[str, Any]:
+    unknown = options.keys() - {"synchronous"}
+    if unknown or options.get("synchronous", "FULL").upper() not in {"FULL", "NORMAL"}:
+        raise InvalidCall(
+            "A sqlite:// URL takes ?synchronous=FULL (the default) or ?synchronous=NORMAL, nothing else."
+        )
+    return {"synchronous": options.get("synchronous", "FULL").upper()}
+
+
+def _secret(secret: str | bytes | None) -> bytes | None:
+    if secret is None:
+        return None
+    if not secret:
+        raise InvalidPolicy("secret= is empty, which protects nothing: give one, or leave it out.")
+    return secret.encode() if isinstance(secret, str) else secret
+
+
+def _retention(chosen: Mapping[State | str, Duration]) -> dict[State, timedelta]:
+    return {
+        state: duration(age)
+        for state, age in {**RETENTION, **{State(s): a for s, a in chosen.items()}}.items()
+    }
+
+
+def _key(key: str | bytes | None) -> bytes | None:
+    if key is None or isinstance(key, bytes):
+        return key
+    try:
+        return bytes.fromhex(key)
+    except ValueError:
+        raise InvalidCall(
+            f"{key!r} is not a key: give its hexadecimal digits, as Admission.key shows them."
+        ) from None
+
+
+def _participle(verb: str) -> str:
+    return {"cancel": "cancelled", "delete": "deleted", "replay": "replayed"}[verb]

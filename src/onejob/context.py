@@ -1,0 +1,74 @@
+"""The run that is under way, as its handler sees it."""
+
+from __future__ import annotations
+
+import threading
+from contextvars import ContextVar
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from onejob.errors import NoCurrentJob
+from onejob.job import Job
+from onejob.lifecycle import gives_way
+
+if TYPE_CHECKING:
+    from onejob.app import App
+
+_running: ContextVar[Context | None] = ContextVar("onejob_running", default=None)
+
+
+class Context:
+    """What a handler may ask and tell while it runs."""
+
+    def __init__(self, app: App, job: Job, deadline: datetime | None) -> None:
+        self.app = app
+        self.job = job
+        self.deadline = deadline
+        self.stop = threading.Event()
+        self.told: bytes | None = None
+
+    @property
+    def attempt(self) -> int:
+        """Which try this is, counting from 1."""
+        return self.job.attempt
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether this run has been told to stop; plain functions should look now and then."""
+        return self.stop.is_set()
+
+    def progress(self, fraction: float, message: str = "") -> None:
+        """Tell how far the run is, from 0 to 1; stored within a second."""
+        self.told = msgspec.json.encode({"fraction": min(max(float(fraction), 0.0), 1.0), "message": message})
+
+    async def is_latest(self) -> bool:
+        """Tell whether no newer request of this key has been admitted since."""
+        if self.job.key is None:
+            return True
+        view = await self.app.store.look(self.job.key)
+        newer = view.successor is not None and view.successor.id != self.job.id
+        return not newer and not gives_way(self.job, view.mark)
+
+    def is_latest_sync(self) -> bool:
+        """Tell the same from a plain function."""
+        return self.app.portal.run(self.is_latest())
+
+
+def current() -> Context:
+    """Return the context of the run under way."""
+    context = _running.get()
+    if context is None:
+        raise NoCurrentJob
+    return context
+
+
+def running() -> Context | None:
+    """Return the context of the run under way, or None outside of one."""
+    return _running.get()
+
+
+def enter(context: Context) -> None:
+    """Make this the run under way, for the present task or thread."""
+    _running.set(context)

@@ -1,0 +1,1 @@
+"""What onejob tells about itself."""

@@ -1,0 +1,54 @@
+"""The ledger of absorbed requests: counted in memory, written within a second."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import Counter
+
+from onejob.errors import StoreError
+from onejob.stores.contract import Store, Tally
+
+log = logging.getLogger("onejob")
+
+FLUSH_AFTER = 0.5  # seconds
+
+Entry = tuple[str, str, str, str]
+
+
+class Ledger:
+    """Count what was absorbed, per task, outcome and the job that stood for it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._counts: Counter[Entry] = Counter()
+        self._timer: threading.Timer | None = None
+        self._pid = os.getpid()
+
+    def count(self, namespace: str, task: str, outcome: str, job_id: str) -> None:
+        """Count one; a timer writes it down."""
+        with self._lock:
+            if self._pid != os.getpid():  # forked: the parent's counts are the parent's to write
+                self._counts, self._timer, self._pid = Counter(), None, os.getpid()
+            self._counts[(namespace, task, outcome, job_id)] += 1
+            if self._timer is None:
+                self._timer = threading.Timer(FLUSH_AFTER, self.flush)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def flush(self) -> None:
+        """Write down what was counted; what cannot be written now is kept for the next time."""
+        with self._lock:
+            counts, self._counts, timer, self._timer = self._counts, Counter(), self._timer, None
+        if timer is not None and timer is not threading.current_thread():
+            timer.cancel()
+        if not counts:
+            return
+        try:
+            self._store.tally([Tally(*entry, number) for entry, number in counts.items()])
+        except StoreError as error:
+            log.warning("the ledger of absorbed requests could not be written: %s", error)
+            with self._lock:
+                self._counts.update(counts)

@@ -1,0 +1,148 @@
+"""Arguments and results as JSON: typed values go in and come out whole."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+import msgspec
+
+from onejob.errors import ArgumentsTooLarge, InvalidCall, UnencodableArgument
+
+_decode = msgspec.json.decode
+
+
+def encode_hook(value: Any) -> Any:
+    """Let pydantic models through; refuse the rest."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    raise NotImplementedError(f"{type(value).__name__} has no JSON form")
+
+
+def decode_hook(kind: type, value: Any) -> Any:
+    """Rebuild pydantic models; leave other types as they came."""
+    if hasattr(kind, "model_validate"):
+        return kind.model_validate(value)
+    if isinstance(value, kind):
+        return value
+    raise NotImplementedError
+
+
+_encoder = msgspec.json.Encoder(enc_hook=encode_hook, order="sorted")
+
+
+def encode(value: Any, what: str, limit: int) -> bytes:
+    """Write a value as JSON that reads back the same, or say what in it cannot be."""
+    try:
+        text = _encoder.encode(value)
+        if _decode(text) != value:
+            inspect_plain(msgspec.to_builtins(value, enc_hook=encode_hook), what)
+    except RecursionError:
+        raise UnencodableArgument(f"{what} is nested too deeply to be stored: flatten it.") from None
+    except (TypeError, NotImplementedError, UnicodeError, ValueError, OverflowError) as error:
+        if isinstance(error, UnencodableArgument):
+            raise
+        raise UnencodableArgument(f"{what} cannot be written as JSON: {error}.") from error
+    if len(text) > limit:
+        message = f"{what} takes {len(text):,} bytes; the limit is {limit:,}: store it elsewhere and pass a reference."
+        raise ArgumentsTooLarge(message)
+    return text
+
+
+def inspect_plain(value: Any, path: str) -> None:
+    """Refuse what JSON would change silently: NaN, infinities, keys that are not text, lone surrogates."""
+    match value:
+        case float() if not math.isfinite(value):
+            raise UnencodableArgument(f"{path} is {value}, which JSON cannot say: pass None or a string.")
+        case dict():
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    raise UnencodableArgument(
+                        f"{path} has the key {key!r}, which is not text: write {str(key)!r}."
+                    )
+                inspect_plain(item, f"{path}.{key}")
+        case list() | tuple():
+            for index, item in enumerate(value):
+                inspect_plain(item, f"{path}[{index}]")
+
+
+class Signature:
+    """A function's parameters: binds calls to names, and gives stored values their types back."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._signature = inspect.signature(function)
+        parameters = self._signature.parameters.values()
+        self.names = tuple(parameter.name for parameter in parameters)
+        self._positional = tuple(
+            p.name for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}
+        )
+        self._plain = all(p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY} for p in parameters)
+        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._hints = _hints(function)
+        self.returns = self._hints.pop("return", Any)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Name every argument, defaults applied: f(7) and f(customer_id=7) are one call."""
+        if self._plain and len(args) <= len(self._positional):
+            bound = {**self._defaults, **dict(zip(self._positional, args, strict=False)), **kwargs}
+            clash = kwargs and not kwargs.keys().isdisjoint(self._positional[: len(args)])
+            if len(bound) == len(self.names) and bound.keys() == set(self.names) and not clash:
+                return bound
+        return self._bind_slowly(args, kwargs)
+
+    def _bind_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidCall(f"The call does not fit the task: {error}.") from None
+        bound.apply_defaults()
+        return bound.arguments
+
+    def restore(self, stored: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Turn stored arguments into what the function is called with."""
+        if not self._hints and self._plain:
+            return [], dict(stored)
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for name, parameter in self._signature.parameters.items():
+            if name in stored:
+                lax = (
+                    stored[name] is None and parameter.default is None
+                )  # `size: int = None`, as people write it
+                value = None if lax else convert(stored[name], self._hint(parameter))
+                _place(parameter, value, args, kwargs)
+        return args, kwargs
+
+    def _hint(self, parameter: inspect.Parameter) -> Any:
+        hint = self._hints.get(parameter.name, Any)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            return list[hint]  # type: ignore[valid-type]
+        return dict[str, hint] if parameter.kind is parameter.VAR_KEYWORD else hint  # type: ignore[valid-type]
+
+
+def _place(parameter: inspect.Parameter, value: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    match parameter.kind:
+        case parameter.VAR_POSITIONAL:
+            args.extend(value)
+        case parameter.VAR_KEYWORD:
+            kwargs.update(value)
+        case parameter.KEYWORD_ONLY:
+            kwargs[parameter.name] = value
+        case _:
+            args.append(value)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return {name: kind for name, kind in get_type_hints(function).items() if kind is not Any}
+    except NameError:  # a name that exists only for the type checker
+        return {}
+
+
+def convert(value: Any, kind: Any) -> Any:
+    """Give a JSON value the type that an annotation names."""
+    if kind is Any:
+        return value
+    return msgspec.convert(value, kind, dec_hook=decode_hook)

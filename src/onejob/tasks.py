@@ -1,0 +1,344 @@
+"""A task is a function with policies; a call is a task with arguments; options say how this once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property, update_wrapper
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+
+from onejob import key
+from onejob.admission import Admission
+from onejob.context import running
+from onejob.errors import InvalidCall, InvalidPolicy, MissingKeyField, UnknownQueue
+from onejob.ids import new_id
+from onejob.job import EPOCH, Retry, fingerprint
+from onejob.payload import Signature, encode
+from onejob.schedule import Duration, duration
+from onejob.unique import Fluent, Request, Unique, policy_of
+
+if TYPE_CHECKING:
+    from onejob.app import App, Explanation
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+KEY_SCHEME = 1  # a new one opens new keys
+NO_META = b"{}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How one call differs from its task."""
+
+    delay: Duration | None = None
+    run_at: datetime | None = None
+    priority: int | None = None
+    queue: str | None = None
+    unique: Unique | Fluent | bool | None = None
+    key: str | None = None
+    meta: Mapping[str, Any] | None = None
+    retry: Retry | None = None
+    timeout: Duration | None = None
+    force: bool = False
+    connection: Any = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        if self.delay is not None and self.run_at is not None:
+            raise InvalidCall("delay= and run_at= both say when: write one of them.")
+        if self.run_at is not None and self.run_at.tzinfo is None:
+            raise InvalidCall("run_at= has no time zone: write datetime(…, tzinfo=UTC).")
+        if self.key is not None and (not isinstance(self.key, str) or not self.key):
+            raise InvalidCall('key= must be text that is not empty, such as key="user-123".')
+        if self.priority is not None and (isinstance(self.priority, bool) or abs(self.priority) > 2**31 - 1):
+            raise InvalidCall("priority= must be a whole number of at most 31 bits; higher runs sooner.")
+
+
+NO_OPTIONS = Options()
+
+
+@dataclass(frozen=True)
+class Call(Generic[R]):
+    """A task with bound arguments, not yet admitted."""
+
+    task: Task[..., R]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def request(self) -> Request:
+        """Make the request: bound, encoded, keyed, checked."""
+        return self.task.request(self.args, self.kwargs)
+
+
+class Task(Generic[P, R]):
+    """A named function that can be called at once, or enqueued."""
+
+    def __init__(
+        self,
+        app: App,
+        function: Callable[P, R] | Callable[P, Coroutine[Any, Any, R]],
+        *,
+        name: str,
+        queue: str = "default",
+        unique: Unique | Fluent | bool | None = None,
+        retry: Retry | None = None,
+        timeout: Duration | None = None,
+        priority: int = 0,
+        give_up_on: tuple[type[Exception], ...] = (),
+        options: Options = NO_OPTIONS,
+    ) -> None:
+        self.app = app
+        self.function = function
+        self.name = name
+        self.queue = queue
+        self.unique = policy_of(unique)
+        self.retry = retry or app.retry
+        self.timeout = None if timeout is None else duration(timeout).total_seconds()
+        self.priority = priority
+        self.give_up_on = give_up_on
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.signature = Signature(function)
+        self._options = options
+        update_wrapper(self, function)
+        check(self.unique, self)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function itself, here and now."""
+        return cast("R", self.function(*args, **kwargs))
+
+    def __repr__(self) -> str:
+        """Name the task."""
+        return f"<Task {self.name}>"
+
+    # ── enqueuing ─────────────────────────────────────────────────────────────────────────────────
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Admission[R]:
+        """Ask for this call to be run, and learn what became of the request."""
+        return await self.app.admit(self, self.request(args, kwargs), self._options.connection)
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Admission[R]:
+        """Do `enqueue` from blocking code."""
+        return self.app.admit_now(self, self.request(args, kwargs), self._options.connection)
+
+    async def enqueue_quietly(self, *args: P.args, **kwargs: P.kwargs) -> Admission[R] | None:
+        """Enqueue, but log a failure instead of raising it: for follow-ups that must not fail their handler."""
+        try:
+            return await self.enqueue(*args, **kwargs)
+        except Exception:
+            self.app.log.exception("a quiet enqueue of %s failed", self.name)
+            return None
+
+    def enqueue_quietly_sync(self, *args: P.args, **kwargs: P.kwargs) -> Admission[R] | None:
+        """Do `enqueue_quietly` from blocking code."""
+        try:
+            return self.enqueue_sync(*args, **kwargs)
+        except Exception:
+            self.app.log.exception("a quiet enqueue of %s failed", self.name)
+            return None
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """Bind arguments without enqueuing."""
+        return Call(self, args, kwargs)
+
+    async def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
+        """Tell what enqueuing this would do, and why, without doing or counting it."""
+        return await self.app.explain(self, args, kwargs)
+
+    async def pending(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Tell whether anything of this key is live."""
+        return await self.app.pending(self.request(args, kwargs))
+
+    # ── options ───────────────────────────────────────────────────────────────────────────────────
+
+    def options(
+        self,
+        *,
+        delay: Duration | None = None,
+        run_at: datetime | None = None,
+        priority: int | None = None,
+        queue: str | None = None,
+        unique: Unique | Fluent | bool | None = None,
+        key: str | None = None,
+        meta: Mapping[str, Any] | None = None,
+        retry: Retry | None = None,
+        timeout: Duration | None = None,
+        force: bool = False,
+        connection: Any = None,
+    ) -> Task[P, R]:
+        """Return this task with options for the next call: send.options(delay="30s").enqueue(7)."""
+        given = {
+            "delay": delay,
+            "run_at": run_at,
+            "priority": priority,
+            "queue": queue,
+            "unique": unique,
+            "key": key,
+            "meta": meta,
+            "retry": retry,
+            "timeout": timeout,
+            "force": force or None,
+            "connection": connection,
+        }
+        chosen = replace(self._options, **{name: value for name, value in given.items() if value is not None})
+        return self._with(chosen)
+
+    def _with(self, options: Options) -> Task[P, R]:
+        copy = object.__new__(Task)
+        copy.__dict__.update(self.__dict__)
+        copy.__dict__.pop("policy", None)
+        copy._options = options  # noqa: SLF001 - a copy of ourselves
+        if options.unique is not None:
+            check(policy_of(options.unique), copy)
+        return copy
+
+    @cached_property
+    def policy(self) -> Unique | None:
+        """The policy in force: this call's, or the task's."""
+        chosen = self._options.unique
+        policy = self.unique if chosen is None else policy_of(chosen)
+        if self._options.key is not None:
+            return replace(policy or Unique(), by=None, key=self._options.key)
+        return policy
+
+    # ── the request ───────────────────────────────────────────────────────────────────────────────
+
+    def request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
+        """Bind, encode and key a call; whatever is wrong with it is raised here, before anything is stored."""
+        options, policy = self._options, self.policy
+        bound = self.signature.bind(args, kwargs)
+        payload = encode(bound, "The arguments", self.app.max_args)
+        meta = NO_META if options.meta is None else encode(dict(options.meta), "meta=", self.app.max_args)
+        hashed = None if policy is None else self.key_of(bound, policy)
+        if policy is not None and hashed is None:
+            policy = None  # the key function said None: not unique this time
+        job_id, place = new_id()
+        context = running()
+        return Request(
+            id=job_id,
+            place=place,
+            namespace=self.app.namespace,
+            task=self.name,
+            queue=self._queue(),
+            args=payload,
+            meta=meta,
+            payload_digest=fingerprint(payload, meta),
+            priority=self.priority if options.priority is None else options.priority,
+            retry=options.retry or self.retry,
+            timeout=self.timeout if options.timeout is None else duration(options.timeout).total_seconds(),
+            delay=None if options.delay is None else duration(options.delay),
+            run_at=options.run_at,
+            key=hashed,
+            policy=policy,
+            version=version_of(bound, policy),
+            force=options.force,
+            parent_id=None if context is None else context.job.id,
+            running_chain=None if context is None else context.job.chain_id,
+        )
+
+    def _queue(self) -> str:
+        queue = self._options.queue or self.queue
+        if queue not in self.app.queues:
+            known = ", ".join(sorted(self.app.queues))
+            raise UnknownQueue(
+                f"No queue is named {queue!r} (known: {known}): declare it with app.queue({queue!r})."
+            )
+        return queue
+
+    def key_of(self, bound: Mapping[str, Any], policy: Unique) -> bytes | None:
+        """Hash the dimensions of a call; None if a key function says that it is not unique."""
+        dimensions = self.dimensions(bound, policy)
+        return None if dimensions is None else key.digest(dimensions, self.app.secret)
+
+    def dimensions(self, bound: Mapping[str, Any], policy: Unique) -> dict[str, Any] | None:
+        """Collect, in clear, what makes the same work."""
+        found: dict[str, Any] = {"v": KEY_SCHEME, "namespace": self.app.namespace}
+        found |= {"task": self.name} if policy.family is None else {"family": policy.family}
+        if isinstance(policy.key, str):
+            found["key"] = policy.key
+        elif policy.key is not None:
+            found["key"] = self._called_key(bound, policy.key)
+            if found["key"] is None:
+                return None
+        else:
+            found["args"] = bound if policy.by is None else key.pick(bound, policy.by)
+        if policy.queue:
+            found["queue"] = self._queue()
+        if policy.meta:
+            found["meta"] = self._named_meta(policy.meta)
+        return found
+
+    def _called_key(self, bound: Mapping[str, Any], function: Callable[..., object]) -> object:
+        names = inspect.signature(function).parameters
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values())
+        given = {name: value for name, value in bound.items() if takes_all or name in names}
+        try:
+            value = function(**given)
+        except Exception as error:
+            raise InvalidCall(
+                f"The key function of {self.name} raised {type(error).__name__}: {error}"
+            ) from error
+        if value == "":
+            raise InvalidCall(
+                f'The key function of {self.name} returned "", which would make all calls one: return None.'
+            )
+        return value
+
+    def _named_meta(self, names: Any) -> dict[str, Any]:
+        meta = self._options.meta or {}
+        if missing := [name for name in names if name not in meta]:
+            raise MissingKeyField(
+                f"The key of {self.name} needs meta {missing}: write options(meta={{{missing[0]!r}: …}})."
+            )
+        return {name: meta[name] for name in names}
+
+
+def version_of(bound: Mapping[str, Any], policy: Unique | None) -> int | None:
+    """Read a call's version: a 64-bit integer, or an aware time."""
+    if policy is None or policy.version is None:
+        return None
+    value = bound[policy.version]
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return int((value.astimezone(UTC) - EPOCH) / _MICROSECOND)
+    if isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63:
+        return value
+    raise InvalidCall(
+        f"{policy.version}= is the version: pass a 64-bit integer or a datetime with a time zone."
+    )
+
+
+_MICROSECOND = duration("1ms") / 1000
+
+
+def check(policy: Unique | None, task: Task[..., Any]) -> None:
+    """Refuse, when a task is registered, a policy that names what the task does not have."""
+    if policy is None:
+        return
+    names = task.signature.names
+    known = ", ".join(names) or "none"
+    for path in policy.by or ():
+        if path.split(".")[0] not in names and path not in names:
+            raise InvalidPolicy(f"{task.name}: by={path!r} is not an argument (it has: {known}).")
+    if policy.version is not None and policy.version not in names:
+        raise InvalidPolicy(f"{task.name}: version={policy.version!r} is not an argument (it has: {known}).")
+    for name in policy.merge if isinstance(policy.merge, Mapping) else ():
+        if name not in names:
+            raise InvalidPolicy(f"{task.name}: merge={{{name!r}: …}} is not an argument (it has: {known}).")
+    if callable(policy.key):
+        check_function(policy.key, task, known)
+    task.app.check_strength(task.name, policy)
+
+
+def check_function(function: Callable[..., object], task: Task[..., Any], known: str) -> None:
+    """Refuse a key function that asks for arguments which the task does not have."""
+    for parameter in inspect.signature(function).parameters.values():
+        needed = parameter.default is parameter.empty and parameter.kind not in {
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        }
+        if needed and parameter.name not in task.signature.names:
+            raise InvalidPolicy(
+                f"{task.name}: the key function asks for {parameter.name!r}; the task has: {known}."
+            )

@@ -1,0 +1,384 @@
+"""The worker: leases jobs, runs them, settles them; and looks after those of workers that died."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import os
+import random
+import socket
+import traceback
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+
+from onejob import lifecycle
+from onejob.context import Context, enter
+from onejob.errors import InvalidPolicy, StoreError, UnknownQueue
+from onejob.job import Job
+from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
+from onejob.payload import encode
+from onejob.signals import Cancel, Discard, RetryLater, Snooze
+from onejob.stores.contract import Lease, Step
+
+if TYPE_CHECKING:
+    from onejob.app import App
+    from onejob.tasks import Task
+
+log = logging.getLogger("onejob")
+
+LOOK_AGAIN = 5.0  # seconds at most between two looks for work
+WATCH_EVERY = 0.5  # seconds between looks for cancellation, and between writes of progress
+SWEEP_EVERY = 5.0
+PRUNE_EVERY = 3600.0
+LONGEST_BACKOFF = 15.0
+
+Why = Literal["cancelled", "lost", "stopping"]
+
+
+@dataclass(slots=True)
+class Run:
+    """A job under way in this worker."""
+
+    job: Job
+    context: Context
+    task: asyncio.Task[None] | None = None
+    stopped_for: Why | None = None
+    written: bytes | None = None  # the progress that the store has
+
+
+class Worker:
+    """Runs jobs until told to stop."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        concurrency: int,
+        queues: Collection[str] | Mapping[str, int] | None,
+        lease: timedelta,
+        grace: float,
+        drain: bool,
+        name: str | None,
+    ) -> None:
+        if concurrency < 1:
+            raise InvalidPolicy(f"concurrency={concurrency}: a worker needs at least one place.")
+        self.app = app
+        self.name = name or f"{socket.gethostname()}:{os.getpid()}:{random.randrange(16**4):04x}"  # noqa: S311 - a label
+        self.concurrency = concurrency
+        self.queues = places(app, queues, concurrency)
+        self._lease = lease
+        self._grace = grace
+        self._drain = drain
+        self._runs: dict[str, Run] = {}
+        self._ended: list[tuple[Job, Result]] = []
+        self._wake = asyncio.Event()  # a place is free, or a run has ended, or we stop
+        self._settled = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._threads: ThreadPoolExecutor | None = None
+        self._main: asyncio.Task[None] | None = None
+        self.repaired = 0
+
+    # ── life ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def __aenter__(self) -> Self:
+        """Run in the background for the length of a block."""
+        self._main = asyncio.create_task(self.run(), name=f"onejob worker {self.name}")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Stop, letting what runs finish within the grace time."""
+        assert self._main is not None
+        self.stop()
+        await self._main
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Take no new jobs; hand back what still runs after the grace time, or at once."""
+        self._grace = 0.0 if at_once else self._grace
+        self._stopping.set()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Work until told to stop, or until nothing is due if this is a draining worker."""
+        self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="onejob")
+        settling = asyncio.create_task(self._forever(self._settle))
+        keeping = [asyncio.create_task(self._every(*chore)) for chore in self._chores()]
+        try:
+            await self._forever(self._feed)
+            await self._finish_runs()
+        finally:
+            for chore in keeping:
+                chore.cancel()
+            self._settled.set()
+            self._wake.set()
+            await settling
+            await asyncio.gather(*keeping, return_exceptions=True)
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _chores(self) -> list[tuple[float, Callable[[], Awaitable[None]]]]:
+        return [
+            (self._lease.total_seconds() / 3, self._renew),
+            (WATCH_EVERY, self._watch),
+            (SWEEP_EVERY, self._sweep),
+            (PRUNE_EVERY, self._prune),
+        ]
+
+    async def _every(self, seconds: float, chore: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            await self._patiently(chore)
+
+    async def _forever(self, work: Callable[[], Awaitable[bool]]) -> None:
+        """Repeat `work` until it says False, through outages of the store."""
+        pause = 0.1
+        while True:
+            try:
+                if not await work():
+                    return
+                pause = 0.1
+            except StoreError as error:
+                log.warning(
+                    "worker %s: the store does not answer, trying again in %.1f s: %s",
+                    self.name,
+                    pause,
+                    error,
+                )
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LONGEST_BACKOFF)
+
+    async def _patiently(self, chore: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await chore()
+        except StoreError as error:
+            log.warning("worker %s: %s", self.name, error)
+
+    # ── leasing ───────────────────────────────────────────────────────────────────────────────────
+
+    async def _feed(self) -> bool:
+        """Lease as many jobs as there are places for, and start them; False when it is time to stop."""
+        if self._stopping.is_set():
+            return False
+        self._wake.clear()
+        room = self.concurrency - len(self._runs)
+        jobs = await self.app.store.lease(self._wanted(room)) if room else []
+        for job in jobs:
+            self._start(job)
+        if not jobs and self._drain and await self._is_done():
+            return False
+        if not jobs:
+            await self._pause(idle=room > 0)
+        elif len(jobs) == room:
+            await asyncio.sleep(0)  # let quick jobs end, so that the next lease is as large as it can be
+        return True
+
+    def _wanted(self, room: int) -> Lease:
+        taken: dict[str, int] = {}
+        for run in self._runs.values():
+            taken[run.job.queue] = taken.get(run.job.queue, 0) + 1
+        return Lease(
+            namespace=self.app.namespace,
+            worker=self.name,
+            queues={queue: most - taken.get(queue, 0) for queue, most in self.queues.items()},
+            total=room,
+            duration=self._lease,
+            tasks=self.app.tasks.keys(),
+            limits={queue: most for queue, most in self.app.queues.items() if most is not None},
+        )
+
+    async def _pause(self, *, idle: bool) -> None:
+        """Wait until a place is free or something may be due."""
+        waiting = [asyncio.create_task(self._wake.wait())]
+        if idle:
+            waiting.append(asyncio.create_task(self.app.store.wait(await self._until_due())))
+        _, late = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+
+    async def _until_due(self) -> float:
+        due = await self.app.store.next_due(self.app.namespace)
+        if due is None:
+            return LOOK_AGAIN
+        return min(max((due - self.app.store.now()).total_seconds(), 0.001), LOOK_AGAIN)
+
+    async def _is_done(self) -> bool:
+        if self._runs or self._ended:
+            return False
+        return await self.app.store.next_due(self.app.namespace) is None
+
+    # ── running ───────────────────────────────────────────────────────────────────────────────────
+
+    def _start(self, job: Job) -> None:
+        deadline = None if job.timeout is None else self.app.store.now() + timedelta(seconds=job.timeout)
+        run = Run(job, Context(self.app, job, deadline))
+        self._runs[job.id] = run
+        run.task = asyncio.create_task(self._run(run))
+
+    async def _run(self, run: Run) -> None:
+        """Carry one leased job to a result. Never raises: a failure is a result."""
+        try:
+            result = await self._attempt(run)
+        except asyncio.CancelledError:
+            result = Stopped("cancelled") if run.stopped_for == "cancelled" else HandedBack()
+        del self._runs[run.job.id]
+        if run.stopped_for != "lost":
+            self._ended.append((run.job, result))
+            self._settled.set()
+        self._wake.set()
+
+    async def _attempt(self, run: Run) -> Result:
+        task = self.app.tasks[run.job.task]
+        enter(run.context)
+        try:
+            value = await self._call(task, run)
+            return Completed(encode(value, f"The result of {task.name}", self.app.max_args))
+        except RetryLater as signal:
+            return Failed(describe(signal), after=signal.after)
+        except Snooze as signal:
+            return Snoozed(signal.after)
+        except Cancel as signal:
+            return Stopped(str(signal) or "cancelled by its handler")
+        except Discard as signal:
+            return Failed(describe(signal), final=True)
+        except Exception as error:
+            return Failed(describe(error), final=isinstance(error, task.give_up_on), chance=random.random())  # noqa: S311 - jitter
+
+    async def _call(self, task: Task[..., Any], run: Run) -> Any:
+        args, kwargs = task.signature.restore(run.job.arguments)
+        if run.job.timeout is None:
+            return await self._invoke(task, args, kwargs)
+        try:
+            async with asyncio.timeout(run.job.timeout):
+                return await self._invoke(task, args, kwargs)
+        except TimeoutError:
+            run.context.stop.set()
+            raise TimeoutError(f"the run took longer than {run.job.timeout:g} s") from None
+
+    async def _invoke(self, task: Task[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if task.is_async:
+            return await task.function(*args, **kwargs)
+        run = partial(contextvars.copy_context().run, task.function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, run)
+
+    # ── settling ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _settle(self) -> bool:
+        """Write the results that have gathered, in one commit; False once all runs have ended."""
+        await self._settled.wait()
+        self._settled.clear()
+        ended, self._ended = self._ended, []
+        try:
+            answers = await self.app.store.apply([self._settlement(job, result) for job, result in ended])
+        except BaseException:
+            self._ended = ended + self._ended
+            self._settled.set()
+            raise
+        for (job, result), settled in zip(ended, answers, strict=True):
+            tell(job, result, settled)
+        self._wake.set()
+        return bool(self._runs or self._ended) or not self._stopping.is_set()
+
+    def _settlement(self, job: Job, result: Result) -> Step:
+        act = partial(lifecycle.settle, token=job.token, result=result, merge=self.app.merge)
+        return Step(act, job.id)
+
+    async def _finish_runs(self) -> None:
+        """Let runs end within the grace time, then hand the rest back."""
+        self._stopping.set()
+        pending = {run.task for run in self._runs.values() if run.task is not None}
+        if pending:
+            _, pending = await asyncio.wait(
+                pending, timeout=self._grace or None if not self._hurried() else 0
+            )
+        for run in list(self._runs.values()):
+            self._interrupt(run, "stopping")
+        if pending:
+            await asyncio.wait(pending)
+
+    def _hurried(self) -> bool:
+        return self._grace <= 0
+
+    def _interrupt(self, run: Run, why: Why) -> None:
+        run.stopped_for = run.stopped_for or why
+        run.context.stop.set()
+        plain = not self.app.tasks[run.job.task].is_async
+        if run.task is not None and not (plain and why == "cancelled"):  # a thread must notice by itself
+            run.task.cancel()
+
+    # ── chores ────────────────────────────────────────────────────────────────────────────────────
+
+    async def _renew(self) -> None:
+        """Renew every lease; a run whose lease is lost stops and writes nothing."""
+        runs = list(self._runs.values())
+        act = partial(lifecycle.extend, lease=self._lease)
+        answers = await self.app.store.apply(
+            [Step(partial(act, token=run.job.token), run.job.id) for run in runs]
+        )
+        for run, renewed in zip(runs, answers, strict=True):
+            if renewed is None and run.job.id in self._runs:
+                log.warning("job %s was taken over; its result is dropped", run.job.id)
+                self._interrupt(run, "lost")
+
+    async def _watch(self) -> None:
+        """Write progress, and stop what has been cancelled."""
+        runs = list(self._runs.values())
+        await self._write_progress([run for run in runs if run.context.told != run.written])
+        for run, job in zip(runs, await self.app.store.get([run.job.id for run in runs]), strict=True):
+            if job is not None and job.cancel_requested and run.stopped_for is None:
+                self._interrupt(run, "cancelled")
+
+    async def _write_progress(self, runs: list[Run]) -> None:
+        steps = []
+        for run in runs:
+            run.written = run.context.told
+            assert run.written is not None
+            steps.append(
+                Step(partial(lifecycle.report, token=run.job.token, progress=run.written), run.job.id)
+            )
+        await self.app.store.apply(steps)
+
+    async def _sweep(self) -> None:
+        rescued, repaired = await self.app.sweep()
+        self.repaired += repaired
+        if rescued or repaired:
+            log.warning("worker %s: took back %d jobs, repaired %d successors", self.name, rescued, repaired)
+
+    async def _prune(self) -> None:
+        await self.app.prune()
+
+
+def places(app: App, queues: Collection[str] | Mapping[str, int] | None, concurrency: int) -> dict[str, int]:
+    """Tell how many jobs of each queue this worker runs at once."""
+    if queues is None:
+        return dict.fromkeys(app.queues, concurrency)
+    if unknown := sorted(set(queues) - set(app.queues)):
+        known = ", ".join(sorted(app.queues))
+        raise UnknownQueue(
+            f"No queue is named {unknown[0]!r} (known: {known}): declare it with app.queue(…)."
+        )
+    return dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues, concurrency)
+
+
+def describe(error: BaseException) -> dict[str, str]:
+    """Write an error down, without the values of variables."""
+    text = "".join(traceback.format_exception(error))
+    return {"type": type(error).__name__, "message": str(error), "traceback": text[-10_000:]}
+
+
+def tell(job: Job, result: Result, settled: Job | None) -> None:
+    """Log what became of a run, without its arguments."""
+    if settled is None:
+        log.warning("job %s was taken over; its result is dropped", job.id)
+    elif isinstance(result, Failed) and settled.is_terminal:
+        key = job.key.hex() if job.key else "none"
+        log.error(
+            "job %s (%s, key %s) ended %s after %d attempts: %s: %s",
+            job.id, job.task, key, settled.state, job.attempt, result.error["type"], result.error["message"],
+        )  # fmt: skip
+    elif isinstance(result, Failed):
+        log.info("job %s (%s) failed, attempt %d: %s", job.id, job.task, job.attempt, result.error["type"])
