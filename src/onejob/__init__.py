@@ -1,13 +1,15 @@
-"""Background jobs in which the same work is never done twice by accident, and the newest request is never lost."""
+"""Background jobs: the same work is never done twice by accident, the newest request is never lost."""
 
 from onejob.admission import Admission
 from onejob.app import App, Explanation, Stats
 from onejob.context import Context, current
 from onejob.errors import AdmissionBusy, Duplicate, OnejobError
+from onejob.fluent import unique
 from onejob.job import Job, Retry, State
+from onejob.policy import Unique
 from onejob.signals import Cancel, Discard, RetryLater, Snooze
 from onejob.tasks import Call, Task
-from onejob.unique import Outcome, Unique, unique
+from onejob.unique import Outcome
 from onejob.worker import Worker
 
 __version__ = "0.1.0"

@@ -107,12 +107,13 @@ class Admission(Generic[R]):
                 if fresh and job.is_terminal and job.started_at is not None:
                     return
                 if job.is_terminal or (job.state is State.ACTIVE and not fresh):
-                    return await self._covered_by_successor(job, timeout)
+                    await self._covered_by_successor(job, timeout)
+                    return
         raise NotCovered(f"Job {self.job.id} has been removed before it ran.")
 
     async def _covered_by_successor(self, job: Job, timeout: float | None) -> None:
         view = await self._app.store.look(job.key) if job.key is not None else None
-        due = view and (view.successor or view.holder)
+        due = None if view is None else view.successor or view.holder
         if due is None or due.id == job.id or due.is_terminal or due.state is State.ACTIVE:
             raise NotCovered(f"Job {job.id} is {job.state} and no later run of its key is due.")
         verdict = msgspec.structs.replace(self._verdict, job=due)

@@ -23,13 +23,15 @@ from onejob.errors import (
     UnknownTask,
     WeakStore,
 )
+from onejob.fluent import Fluent
 from onejob.job import INCOMPLETE, Job, Retry, State, View
 from onejob.observe.ledger import Ledger
+from onejob.policy import Unique
 from onejob.schedule import Duration, duration
 from onejob.stores.contract import Filter, Guarantees, Step, Store, Tally
 from onejob.sync import Portal
 from onejob.tasks import Call, Task
-from onejob.unique import Fluent, Outcome, Request, Unique, Verdict
+from onejob.unique import Outcome, Request, Verdict
 from onejob.worker import Worker
 
 P = ParamSpec("P")
@@ -153,8 +155,8 @@ class App:
         declared = self.store.guarantees
         if policy.strength == "strong" and declared.strength != "strong":
             raise WeakStore(
-                f"{task} demands strength='strong', but the {declared.store} store declares {declared.strength!r}: "
-                "choose another store, or leave strength out."
+                f"{task} demands strength='strong', but the {declared.store} store declares "
+                f"{declared.strength!r}: choose another store, or leave strength out."
             )
 
     def task_named(self, name: str) -> Task[..., Any]:
@@ -336,13 +338,16 @@ class App:
     async def cancel(self, job_id: str, *, successors: bool = False, reason: str = "cancelled") -> Job:
         """End a waiting job, or tell a running one to stop; with successors, the one behind it too."""
         act = partial(lifecycle.cancel, reason=reason, successors=successors)
-        return await self._on_job(job_id, act, "cancel")
+        job: Job = await self._on_job(job_id, act, "cancel")
+        return job
 
     async def delete(self, job_id: str) -> Job:
         """Remove a job that does not run, and free what it holds."""
-        return await self._on_job(job_id, lifecycle.delete, "delete")
+        job: Job = await self._on_job(job_id, lifecycle.delete, "delete")
+        return job
 
     async def _on_job(self, job_id: str, act: Callable[[View], Any], verb: str) -> Any:
+        answer: Any
         [answer] = await self.store.apply([Step(act, job_id)])
         if isinstance(answer, OnejobError):
             raise answer
@@ -366,6 +371,7 @@ class App:
         wanted = _key(key)
         assert wanted is not None
         view = await self.store.look(wanted)
+        freed: Job | None
         [freed] = await self.store.apply([Step(partial(lifecycle.release, force=force), key=wanted)])
         if freed is None and view.holder is not None:
             raise InvalidCall(f"Job {view.holder.id} holds the key and is running: release it with force.")
@@ -423,8 +429,9 @@ class App:
             )
             found = await self.store.find(wanted)
             answers = await self.store.apply([Step(lifecycle.prune, job.id) for job in found])
-            gone += sum(answer == "deleted" for answer in answers)
-            skipped += sum(answer != "deleted" for answer in answers)  # tombstones stay where they are
+            deleted = answers.count("deleted")
+            gone += deleted
+            skipped += len(answers) - deleted  # tombstones stay where they are
             if len(found) < PRUNED_AT_ONCE:
                 return gone
 
@@ -445,7 +452,7 @@ class App:
         drain: bool = False,
         name: str | None = None,
     ) -> Worker:
-        """Make a worker: `async with app.worker(): …` runs it meanwhile, `await worker.run()` until told to stop."""
+        """Make a worker: `async with app.worker(): …` runs it meanwhile, `await worker.run()` by itself."""
         return Worker(
             self,
             concurrency=concurrency,

@@ -32,7 +32,7 @@ OnejobError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onejob.admission import Admission
@@ -84,7 +84,7 @@ class UnknownQueue(InvalidCall):
 class Duplicate(OnejobError):
     """The key is held and the policy rejects duplicates."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission[Any]) -> None:
         super().__init__(admission.reason)
         self.admission = admission
         self.job = admission.job
@@ -158,4 +158,4 @@ class NoCurrentJob(OnejobError, RuntimeError):
 
 
 class ContinuationError(OnejobError):
-    """continue_with can only be called once"""
+    """continue_with can only be called once."""

@@ -47,7 +47,7 @@ def lapsed(job: Job, now: datetime) -> bool:
 
 
 def holding(job: Job, now: datetime) -> bool:
-    """Tell whether the job stands for its key by its own policy: as holder or as the one that waits behind."""
+    """Tell whether the job stands for its key by its own policy, as holder or waiting behind one."""
     if job.held_key is None and job.next_key is None:
         return False
     return bool(job.holds >> ORDINAL[phase(job)] & 1) and not lapsed(job, now)
@@ -233,7 +233,7 @@ class Stopped(msgspec.Struct, frozen=True):
 Result = Completed | Failed | Snoozed | HandedBack | Stopped
 
 
-def keep_both(older: Job, newer: Job) -> Job:
+def keep_both(_older: Job, newer: Job) -> Job:
     """Stand in for a merge where no policy merges."""
     return newer
 
@@ -358,14 +358,14 @@ def cancel(view: View, *, reason: str = "cancelled", successors: bool = False) -
     if job is None or job.is_terminal:
         return Changes(answer=job)
     if successors and waits_behind(view, job):
-        return cancel_both(view, job, reason)
+        return cancel_both(view, reason)
     if job.state is State.ACTIVE:
         asked = alter(job, cancel_requested=True)
         return Changes(answer=asked, updates=(asked,))
     return leave(view, finish(job, State.CANCELLED, view.now, reason=reason))
 
 
-def cancel_both(view: View, job: Job, reason: str) -> Changes:
+def cancel_both(view: View, reason: str) -> Changes:
     """End a job together with the one that waits behind it."""
     assert view.successor is not None  # waits_behind() says so
     behind = finish(view.successor, State.CANCELLED, view.now, reason=reason, next_key=None)

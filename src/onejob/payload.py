@@ -46,8 +46,8 @@ def encode(value: Any, what: str, limit: int) -> bytes:
             raise
         raise UnencodableArgument(f"{what} cannot be written as JSON: {error}.") from error
     if len(text) > limit:
-        message = f"{what} takes {len(text):,} bytes; the limit is {limit:,}: store it elsewhere and pass a reference."
-        raise ArgumentsTooLarge(message)
+        size = f"{what} takes {len(text):,} bytes; the limit is {limit:,}"
+        raise ArgumentsTooLarge(f"{size}: store it elsewhere and pass a reference.")
     return text
 
 
@@ -66,6 +66,8 @@ def inspect_plain(value: Any, path: str) -> None:
         case list() | tuple():
             for index, item in enumerate(value):
                 inspect_plain(item, f"{path}[{index}]")
+        case _:
+            pass
 
 
 class Signature:

@@ -13,11 +13,13 @@ from onejob import key
 from onejob.admission import Admission
 from onejob.context import running
 from onejob.errors import InvalidCall, InvalidPolicy, MissingKeyField, UnknownQueue
+from onejob.fluent import Fluent, policy_of
 from onejob.ids import new_id
 from onejob.job import EPOCH, Retry, fingerprint
 from onejob.payload import Signature, encode
+from onejob.policy import Unique
 from onejob.schedule import Duration, duration
-from onejob.unique import Fluent, Request, Unique, policy_of
+from onejob.unique import Request
 
 if TYPE_CHECKING:
     from onejob.app import App, Explanation
@@ -124,7 +126,7 @@ class Task(Generic[P, R]):
         return self.app.admit_now(self, self.request(args, kwargs), self._options.connection)
 
     async def enqueue_quietly(self, *args: P.args, **kwargs: P.kwargs) -> Admission[R] | None:
-        """Enqueue, but log a failure instead of raising it: for follow-ups that must not fail their handler."""
+        """Enqueue, but log a failure instead of raising it, so that it cannot fail a handler."""
         try:
             return await self.enqueue(*args, **kwargs)
         except Exception:
@@ -189,7 +191,7 @@ class Task(Generic[P, R]):
         copy = object.__new__(Task)
         copy.__dict__.update(self.__dict__)
         copy.__dict__.pop("policy", None)
-        copy._options = options  # noqa: SLF001 - a copy of ourselves
+        copy._options = options
         if options.unique is not None:
             check(policy_of(options.unique), copy)
         return copy
@@ -206,7 +208,7 @@ class Task(Generic[P, R]):
     # ── the request ───────────────────────────────────────────────────────────────────────────────
 
     def request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
-        """Bind, encode and key a call; whatever is wrong with it is raised here, before anything is stored."""
+        """Bind, encode and key a call; whatever is wrong with it is raised before anything is stored."""
         options, policy = self._options, self.policy
         bound = self.signature.bind(args, kwargs)
         payload = encode(bound, "The arguments", self.app.max_args)

@@ -1,67 +1,22 @@
-"""THE semantics: what is the same work, how long it is held, and what a newcomer does about it.
+"""THE semantics: what becomes of a request whose key may be taken.
 
-`Unique` is the policy, a frozen value. `decide` settles one request against the jobs that stand for its
-key and says what to write. It is pure; stores only promise to run it atomically.
+`decide` settles one request against the jobs that stand for its key and says what to write. It is pure;
+stores only promise to run it atomically. Read `judge` first: it is the list of rules, in their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Literal, Self, cast
+from typing import Any, cast
 
 import msgspec
 
 from onejob import lifecycle
-from onejob.errors import InvalidPolicy
-from onejob.job import (
-    INCOMPLETE,
-    TERMINAL,
-    WAITING,
-    Changes,
-    Job,
-    Mark,
-    Retry,
-    State,
-    Trait,
-    View,
-    alter,
-    fingerprint,
-    mask,
-)
+from onejob.job import WAITING, Changes, Job, Mark, Retry, State, Trait, View, alter, fingerprint
 from onejob.lifecycle import due, hold, holding, phase, supersede
-from onejob.merge import REDUCERS, Reducer, combine
-from onejob.schedule import Duration, duration, spell
-
-Until = Literal["start", "finish", "failure", "forever"]
-OnConflict = Literal["keep", "reject", "update", "replace"]
-OnActive = Literal["keep", "reject", "rerun", "cancel"]
-Edges = Literal["first", "first+last"]
-Strength = Literal["strong", "best-effort"]
-
-HELD: Mapping[Until, frozenset[State]] = {
-    "start": WAITING,
-    "finish": INCOMPLETE,
-    "failure": INCOMPLETE | {State.COMPLETED},
-    "forever": INCOMPLETE | TERMINAL,
-}
-WHILE_ACTIVE: Mapping[OnConflict, OnActive] = {
-    "keep": "keep",
-    "reject": "reject",
-    "update": "rerun",
-    "replace": "rerun",
-}
-CHOICES: Mapping[str, Collection[str]] = {
-    "until": HELD.keys(),
-    "on_conflict": WHILE_ACTIVE.keys(),
-    "on_active": ("keep", "reject", "rerun", "cancel"),
-    "edges": ("first", "first+last"),
-    "on_mismatch": ("ignore", "error"),
-    "strength": ("strong", "best-effort"),
-}
-UPDATABLE = frozenset({"queue", "priority", "time", "place"})
+from onejob.merge import combine
+from onejob.policy import Unique
 
 
 class Outcome(StrEnum):
@@ -78,335 +33,6 @@ class Outcome(StrEnum):
 
 
 DEDUPLICATED = frozenset({Outcome.KEPT, Outcome.UPDATED, Outcome.RERUN, Outcome.REJECTED, Outcome.STALE})
-
-
-# ── the policy ────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unique:
-    """What is the same work, how long it is held, and what a newcomer does. Refuses nonsense when made."""
-
-    by: str | Sequence[str] | None = None
-    key: str | Callable[..., object] | None = None
-    queue: bool = False
-    meta: Sequence[str] = ()
-    family: str | None = None
-
-    until: Until = "finish"
-    states: Collection[State | str] | None = None
-    within: Duration | None = None
-
-    on_conflict: OnConflict = "keep"
-    on_active: OnActive | None = None
-    version: str | None = None
-    merge: Mapping[str, str | Reducer] | Reducer | None = None
-    merge_cap: int = 1000
-    fields: Collection[str] = ()
-    keep_schedule: bool = False
-    wait: Duration | None = None
-    max_wait: Duration | None = None
-    edges: Edges = "first"
-    bump: bool = False
-    on_mismatch: Literal["ignore", "error"] = "ignore"
-
-    strength: Strength = "best-effort"
-    shadow: bool = False
-
-    def __post_init__(self) -> None:
-        """Normalise, then refuse what cannot be meant."""
-        self._set("by", (self.by,) if isinstance(self.by, str) else self.by and tuple(self.by))
-        self._set("meta", (self.meta,) if isinstance(self.meta, str) else tuple(self.meta))
-        self._set("states", None if self.states is None else _states(self.states))
-        for name in ("within", "wait", "max_wait"):
-            if getattr(self, name) is not None:
-                self._set(name, duration(getattr(self, name)))
-        for sentence in _contradictions(self):
-            raise InvalidPolicy(sentence)
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-
-    # Presets: each is a sentence that people say.
-
-    @classmethod
-    def until_executing(cls, **more: Any) -> Self:
-        """Hold the key until the job starts; what comes while it runs is new work."""
-        return cls(**{"until": "start"} | more)
-
-    @classmethod
-    def until_executed(cls, **more: Any) -> Self:
-        """Hold the key until the job ends, in success or failure."""
-        return cls(**{"until": "finish"} | more)
-
-    @classmethod
-    def throttle(cls, every: Duration, edges: Edges = "first", **more: Any) -> Self:
-        """Admit one job per window, whatever becomes of it; with first+last, one more at the window's end."""
-        return cls(**{"until": "forever", "within": every, "edges": edges} | more)
-
-    @classmethod
-    def debounce(cls, wait: Duration, max_wait: Duration | None = None, **more: Any) -> Self:
-        """Run once requests have been quiet for `wait`, with the last payload, at `max_wait` at the latest."""
-        return cls(**{"on_conflict": "update", "wait": wait, "max_wait": max_wait} | more)
-
-    @classmethod
-    def latest(cls, by: str | Sequence[str], version: str, **more: Any) -> Self:
-        """Let the highest version win: it replaces the waiting one, reruns after the active, outlives the old."""
-        return cls(**{"by": by, "version": version, "on_conflict": "update"} | more)
-
-    @classmethod
-    def coalesce(cls, **more: Any) -> Self:
-        """Update while waiting, rerun while active: the newest request is never lost, nothing runs for nothing."""
-        return cls(**{"on_conflict": "update", "on_active": "rerun"} | more)
-
-    @classmethod
-    def once(cls, **more: Any) -> Self:
-        """Succeed once: the key stays held after success and is freed by cancel or discard."""
-        return cls(**{"until": "failure"} | more)
-
-    @classmethod
-    def singleton(cls, **more: Any) -> Self:
-        """Allow one job per task, whatever its arguments."""
-        return cls(**{"by": ()} | more)
-
-    # What the policy means to a job.
-
-    @property
-    def held_states(self) -> frozenset[State]:
-        """The states in which a job of this policy holds its key."""
-        return cast("frozenset[State]", self.states) if self.states is not None else HELD[self.until]
-
-    @property
-    def while_active(self) -> OnActive:
-        """What a newcomer does about an active holder."""
-        return self.on_active or WHILE_ACTIVE[self.on_conflict]
-
-    @property
-    def newest_wins(self) -> bool:
-        """Whether a job that lost its hold gives way to a newer one."""
-        can_lose = self.until == "start" or self.within is not None or self.states is not None
-        return self.on_conflict in {"update", "replace"} and can_lose
-
-    @property
-    def marks(self) -> bool:
-        """Whether the key's newest request must be remembered apart from its job."""
-        return self.version is not None or self.newest_wins
-
-    @property
-    def traits(self) -> int:
-        """What the job's later life needs to know of the policy."""
-        return (
-            Trait.RELEASES_AT_START * (self.until == "start" and self.states is None)
-            | Trait.NEWEST_WINS * self.newest_wins
-            | Trait.MERGES * (self.merge is not None)
-        )
-
-    @property
-    def seconds(self) -> float | None:
-        """The window in seconds."""
-        return None if self.within is None else cast("timedelta", self.within).total_seconds()
-
-    def describe(self) -> str:
-        """Say the policy in one sentence."""
-        span = f" for {spell(cast('timedelta', self.within))}" if self.within is not None else ""
-        states = "|".join(state for state in State if state in self.held_states)
-        return (
-            f"unique by {self._identity()}, held{span} while {states}; "
-            f"a newcomer: {self.on_conflict}, while active: {self.while_active}"
-        )
-
-    def _identity(self) -> str:
-        if self.key is not None:
-            return f"key {self.key!r}" if isinstance(self.key, str) else "a key function"
-        extra = ["queue"] * self.queue + [f"meta.{name}" for name in self.meta]
-        return " + ".join(["task", *(["all arguments"] if self.by is None else self.by), *extra])
-
-
-def _states(states: Collection[State | str]) -> frozenset[State]:
-    try:
-        return frozenset(State(state) for state in ([states] if isinstance(states, str) else states))
-    except ValueError as error:
-        known = ", ".join(State)
-        raise InvalidPolicy(f"states={sorted(map(str, states))!r}: write some of {known}.") from error
-
-
-def _contradictions(policy: Unique) -> Iterable[str]:
-    """Name what the policy says and unsays; the first sentence is raised."""
-    for name, allowed in CHOICES.items():
-        value = getattr(policy, name)
-        if value is not None and value not in allowed:
-            yield f"{name}={value!r} is unknown: write one of {', '.join(map(repr, allowed))}."
-    yield from _identity_contradictions(policy)
-    yield from _time_contradictions(policy)
-    yield from _conflict_contradictions(policy)
-
-
-def _identity_contradictions(policy: Unique) -> Iterable[str]:
-    if policy.by is not None and policy.key is not None:
-        yield "by= and key= both name the same work: write one of them."
-    if policy.key == "":
-        yield 'key="" would make everything one job: write Unique.singleton() if that is meant.'
-    if policy.family == "":
-        yield 'family="" is empty: name the family, or leave it out.'
-    if policy.states is not None and not policy.states:
-        yield "states=[] holds in no state: leave unique out instead."
-    if policy.states is not None and policy.until != "finish":
-        yield "states= takes the place of until=: write one of them."
-
-
-def _time_contradictions(policy: Unique) -> Iterable[str]:
-    zero = timedelta(0)
-    if policy.within is not None and cast("timedelta", policy.within) <= zero:
-        yield 'within= must be longer than nothing: write within="5m".'
-    if policy.max_wait is not None and policy.wait is None:
-        yield "max_wait= caps a debounce: give wait= as well."
-    if policy.wait is not None and policy.on_conflict != "update":
-        yield 'wait= debounces by updating the waiting job: write on_conflict="update", or Unique.debounce(…).'
-    if policy.max_wait is not None and cast("timedelta", policy.max_wait) < cast(
-        "timedelta", policy.wait or zero
-    ):
-        yield "max_wait= is shorter than wait=: make it at least as long."
-    if policy.edges == "first+last" and (policy.within is None or policy.until != "forever"):
-        yield 'edges="first+last" belongs to a throttle: write Unique.throttle("5m", "first+last").'
-    if policy.edges == "first+last" and (policy.on_conflict != "keep" or policy.on_active is not None):
-        yield 'edges="first+last" already says what a duplicate does: leave on_conflict and on_active out.'
-
-
-def _conflict_contradictions(policy: Unique) -> Iterable[str]:
-    updates = policy.on_conflict == "update" or policy.edges == "first+last"
-    if policy.on_active is not None and policy.until == "start":
-        yield 'until="start" lets go when the job starts, so on_active= never applies: leave it out.'
-    if policy.merge is not None and not updates:
-        yield 'merge= combines payloads under update: write on_conflict="update".'
-    if policy.merge is not None and policy.version is not None:
-        yield "version= lets the newest payload win whole, merge= combines payloads: write one of them."
-    if isinstance(policy.merge, Mapping):
-        for name, reducer in policy.merge.items():
-            if not callable(reducer) and reducer not in REDUCERS:
-                yield f"merge={{{name!r}: {reducer!r}}} is unknown: write one of {', '.join(REDUCERS)}, or a function."
-    if policy.merge_cap < 1:
-        yield "merge_cap= must allow at least one element."
-    if unknown := set(policy.fields) - UPDATABLE:
-        yield f"fields={sorted(unknown)} cannot be updated: choose from {', '.join(sorted(UPDATABLE))}."
-    if policy.fields and policy.on_conflict != "update":
-        yield 'fields= says what an update changes besides the payload: write on_conflict="update".'
-    if policy.keep_schedule and policy.on_conflict != "replace":
-        yield 'keep_schedule= belongs to on_conflict="replace".'
-    if policy.bump and policy.on_conflict != "keep":
-        yield 'bump= is the one write under on_conflict="keep"; under update name priority or time in fields=.'
-    if policy.on_mismatch == "error" and policy.on_conflict != "keep":
-        yield 'on_mismatch="error" guards on_conflict="keep"; the other policies take the new payload.'
-
-
-class Fluent:
-    """The same policy said step by step: unique.by("tenant_id").until("finish").within("5m").or_update()."""
-
-    def __init__(self, **choices: Any) -> None:
-        self._choices = choices
-
-    @property
-    def policy(self) -> Unique:
-        """The policy that the steps add up to."""
-        return Unique(**self._choices)
-
-    def _with(self, **choices: Any) -> Fluent:
-        return Fluent(**self._choices | choices)
-
-    def by(self, *names: str) -> Fluent:
-        """Name the arguments that make the same work; none for one job per task."""
-        return self._with(by=names)
-
-    def key(self, key: str | Callable[..., object]) -> Fluent:
-        """Give the key as a string or as a function of the arguments."""
-        return self._with(key=key)
-
-    def per_queue(self) -> Fluent:
-        """Let the queue be part of the key."""
-        return self._with(queue=True)
-
-    def meta(self, *names: str) -> Fluent:
-        """Let metadata fields be part of the key."""
-        return self._with(meta=names)
-
-    def family(self, name: str) -> Fluent:
-        """Share the key with other tasks of this family."""
-        return self._with(family=name)
-
-    def until(self, until: Until) -> Fluent:
-        """Hold until start, finish, failure or forever."""
-        return self._with(until=until)
-
-    def states(self, *states: State | str) -> Fluent:
-        """Hold in exactly these states."""
-        return self._with(states=states)
-
-    def within(self, window: Duration) -> Fluent:
-        """Let the hold lapse at this age."""
-        return self._with(within=window)
-
-    def or_keep(self) -> Fluent:
-        """A newcomer gets the job that is there."""
-        return self._with(on_conflict="keep")
-
-    def or_reject(self) -> Fluent:
-        """A newcomer is refused with Duplicate."""
-        return self._with(on_conflict="reject")
-
-    def or_update(self, *also: str) -> Fluent:
-        """A newcomer overwrites the waiting job's payload, and the fields named."""
-        return self._with(on_conflict="update", fields=also)
-
-    def or_replace(self, *, keep_schedule: bool = False) -> Fluent:
-        """A newcomer takes the waiting job's place."""
-        return self._with(on_conflict="replace", keep_schedule=keep_schedule)
-
-    def while_active(self, on_active: OnActive) -> Fluent:
-        """Say what a newcomer does about an active holder."""
-        return self._with(on_active=on_active)
-
-    def version(self, name: str) -> Fluent:
-        """Let the highest value of this argument win."""
-        return self._with(version=name)
-
-    def merge(self, how: Mapping[str, str | Reducer] | Reducer, *, cap: int = 1000) -> Fluent:
-        """Combine payloads instead of overwriting them."""
-        return self._with(merge=how, merge_cap=cap)
-
-    def debounce(self, wait: Duration, max_wait: Duration | None = None) -> Fluent:
-        """Wait until requests are quiet."""
-        return self._with(on_conflict="update", wait=wait, max_wait=max_wait)
-
-    def throttle(self, every: Duration, edges: Edges = "first") -> Fluent:
-        """Admit one per window."""
-        return self._with(until="forever", within=every, edges=edges)
-
-    def bump(self) -> Fluent:
-        """Let a duplicate raise priority or bring the time forward."""
-        return self._with(bump=True)
-
-    def or_mismatch_error(self) -> Fluent:
-        """Refuse the same key with another payload."""
-        return self._with(on_mismatch="error")
-
-    def demand(self, strength: Strength) -> Fluent:
-        """Refuse stores that guarantee less."""
-        return self._with(strength=strength)
-
-    def in_shadow(self) -> Fluent:
-        """Judge and count, but admit."""
-        return self._with(shadow=True)
-
-
-unique = Fluent()
-
-
-def policy_of(value: Unique | Fluent | bool | None) -> Unique | None:
-    """Read every form in which a policy may be given."""
-    if isinstance(value, Fluent):
-        return value.policy
-    if isinstance(value, bool):
-        return Unique() if value else None
-    return value
 
 
 # ── the request and the verdict ───────────────────────────────────────────────────────────────────
@@ -531,7 +157,7 @@ def meet_waiting(request: Request, policy: Unique, view: View, standing: Job) ->
         case "keep":
             return keep(request, policy, view, standing)
         case "reject":
-            return reject(request, view, standing)
+            return reject(request, standing)
         case "update":
             return refresh(request, policy, view, standing)
         case "replace":
@@ -544,7 +170,7 @@ def meet_active(request: Request, policy: Unique, view: View, holder: Job) -> Ch
         case "keep":
             return keep(request, policy, view, holder)
         case "reject":
-            return reject(request, view, holder)
+            return reject(request, holder)
         case "rerun":
             return follow(request, policy, view, "The job is running; one more run follows it.")
         case "cancel" if holder.state is State.ACTIVE:
@@ -561,7 +187,7 @@ def meet_ended(request: Request, policy: Unique, view: View, holder: Job) -> Cha
         case "keep":
             return keep(request, policy, view, holder)
         case "reject":
-            return reject(request, view, holder)
+            return reject(request, holder)
         case "update" | "replace":
             return take_over(
                 request,
@@ -599,7 +225,7 @@ def take_over(request: Request, policy: Unique, view: View, outcome: Outcome, re
 def keep(request: Request, policy: Unique, view: View, standing: Job) -> Changes:
     """Answer with the job that is there; write nothing, unless the policy lets a duplicate bump it."""
     if policy.on_mismatch == "error" and differs(request, standing):
-        return reject(request, view, standing, mismatch=True)
+        return reject(request, standing, mismatch=True)
     if policy.bump and (bumped := bump(request, view, standing)):
         verdict = Verdict(
             Outcome.UPDATED,
@@ -613,7 +239,7 @@ def keep(request: Request, policy: Unique, view: View, standing: Job) -> Changes
     return Changes(answer=Verdict(Outcome.KEPT, standing, standing, reason, differs(request, standing)))
 
 
-def reject(request: Request, view: View, standing: Job, *, mismatch: bool = False) -> Changes:
+def reject(request: Request, standing: Job, *, mismatch: bool = False) -> Changes:
     """Refuse the newcomer."""
     what = "with another payload" if mismatch else "and the policy rejects duplicates"
     reason = f"{request.task} is already {standing.state} as {standing.id}, {what}."
@@ -628,7 +254,7 @@ def refuse_stale(request: Request, view: View) -> Changes:
     """Turn away a version that is not newer than what the key has seen."""
     assert view.mark is not None  # stale() says so
     assert view.marked is not None  # stale() says so
-    reason = f"Version {request.version} is not newer than version {view.mark.version}, which was already admitted."
+    reason = f"Version {request.version} is not newer than {view.mark.version}, which was already admitted."
     verdict = Verdict(
         Outcome.STALE, view.marked, view.successor or view.holder, reason, differs(request, view.marked)
     )
@@ -644,7 +270,7 @@ def refresh(request: Request, policy: Unique, view: View, standing: Job) -> Chan
         meta=newer.meta,
         payload_digest=newer.payload_digest,
         version=standing.version if newer.version is None else newer.version,
-        **renamed(request, policy, newer),
+        **renamed(policy, newer),
     )
     updated = postponed(policy, view, updated)
     if updated == standing:
@@ -746,7 +372,7 @@ def make(request: Request, now: datetime) -> Job:
         retry=request.retry,
         timeout=request.timeout,
         key=request.key,
-        holds=0 if policy is None else mask(policy.held_states),
+        holds=0 if policy is None else policy.holds,
         traits=Trait.NONE if policy is None else policy.traits,
         within=None if policy is None else policy.seconds,
         latest_at=latest_at,
@@ -771,7 +397,7 @@ def postponed(policy: Unique, view: View, updated: Job) -> Job:
     return alter(updated, run_at=run_at, state=state)
 
 
-def renamed(request: Request, policy: Unique, newer: Job) -> dict[str, Any]:
+def renamed(policy: Unique, newer: Job) -> dict[str, Any]:
     """Collect what `fields` lets an update take from the newcomer besides its payload."""
     taken: dict[str, Any] = {}
     if "queue" in policy.fields:

@@ -16,7 +16,6 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-
 from onejob import lifecycle
 from onejob.context import Context, enter
 from onejob.errors import InvalidPolicy, StoreError, UnknownQueue
@@ -192,7 +191,7 @@ class Worker:
 
     async def _pause(self, *, idle: bool) -> None:
         """Wait until a place is free or something may be due."""
-        waiting = [asyncio.create_task(self._wake.wait())]
+        waiting: list[asyncio.Task[Any]] = [asyncio.create_task(self._wake.wait())]
         if idle:
             waiting.append(asyncio.create_task(self.app.store.wait(await self._until_due())))
         _, late = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -245,7 +244,7 @@ class Worker:
             return Stopped(str(signal) or "cancelled by its handler")
         except Discard as signal:
             return Failed(describe(signal), final=True)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises is a result
             return Failed(describe(error), final=isinstance(error, task.give_up_on), chance=random.random())  # noqa: S311 - jitter
 
     async def _call(self, task: Task[..., Any], run: Run) -> Any:

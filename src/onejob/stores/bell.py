@@ -28,7 +28,7 @@ class Bell:
         """Return True when the bell rings, False after `timeout` seconds."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bool] = loop.create_future()
-        timer = loop.call_later(timeout, _wake, future, False)
+        timer = loop.call_later(timeout, _give_up, future)
         entry = (loop, future)
         with self._lock:
             self._waiting.append(entry)
@@ -40,6 +40,11 @@ class Bell:
                 self._waiting.remove(entry)
 
 
-def _wake(future: asyncio.Future[bool], rang: bool = True) -> None:  # noqa: FBT001, FBT002 - a callback's argument
+def _wake(future: asyncio.Future[bool]) -> None:
     if not future.done():
-        future.set_result(rang)
+        future.set_result(True)
+
+
+def _give_up(future: asyncio.Future[bool]) -> None:
+    if not future.done():
+        future.set_result(False)

@@ -54,7 +54,7 @@ class MemoryStore:
         """Run steps in order under the lock."""
         return self.apply_now(steps)
 
-    def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
+    def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:  # noqa: ARG002 - the contract's
         """Refuse: there is no transaction to join."""
         raise ForeignConnection("The memory store has no transactions: leave connection= out.")
 
@@ -125,7 +125,7 @@ class MemoryStore:
             jobs = self._select(lambda job: job.namespace == namespace)
         return count(jobs)
 
-    def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
+    def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:  # noqa: ARG002 - the contract's
         """Refuse: there is no transaction to join."""
         raise ForeignConnection("The memory store has no transactions: leave connection= out.")
 
@@ -210,5 +210,5 @@ def _forget(changes: Changes) -> None:
     """Record nothing: the book is all there is."""
 
 
-def _nothing(view: View) -> Changes:
+def _nothing(_view: View) -> Changes:
     return Changes()

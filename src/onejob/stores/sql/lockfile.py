@@ -6,13 +6,15 @@ import os
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from onejob.errors import AdmissionBusy
 
+fcntl: Any
 try:
     import fcntl
-except ImportError:  # pragma: no cover - Windows: SQLite's own locks must do
-    fcntl = None  # type: ignore[assignment]
+except ImportError:  # Windows: SQLite's own locks must do
+    fcntl = None
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.00005, 0.002
 
@@ -27,7 +29,7 @@ class LockFile:
 
     def __enter__(self) -> None:
         """Take the lock, or raise AdmissionBusy."""
-        if fcntl is None:  # pragma: no cover
+        if fcntl is None:
             return
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,5 +61,5 @@ class LockFile:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Close the file; it stays on disk, where removing it would part those who wait from those who come."""
+        """Close the file. It stays on disk: removing it would part those who wait from those who come."""
         os.close(self._file)

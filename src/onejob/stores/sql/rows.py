@@ -145,4 +145,5 @@ def read_mark(row: Row) -> Mark:
 
 def read_tally(row: Row) -> Tally:
     """Make a tally of its row."""
-    return Tally(*row[:5], instant(row[5]))
+    namespace, task, outcome, job_id, count, last_at = row
+    return Tally(namespace, task, outcome, job_id, count, instant(last_at))

@@ -110,16 +110,17 @@ class SQLiteStore:
         """Run steps on the calling thread; what turns out to write nothing needs no lock."""
         engine = self._open()
         if len(steps) == 1 and steps[0].key is not None:
-            answers = engine.foresee(steps)
-            if answers is not None:
-                return answers
-        answers = engine.run(partial(flows.apply, steps))
+            foreseen = engine.foresee(steps)
+            if foreseen is not None:
+                return foreseen
+        answers: list[Any] = engine.run(partial(flows.apply, steps))
         self._bell.ring()
         return answers
 
     def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
         """Run steps inside the caller's transaction, on the caller's connection and thread."""
-        return self._within(connection, partial(flows.apply, steps))
+        answers: list[Any] = self._within(connection, partial(flows.apply, steps))
+        return answers
 
     def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
         """Count inside the caller's transaction, so that a rollback takes the count back."""
@@ -271,7 +272,7 @@ class Engine:
                 return self._transact(plans)
         except StoreUnavailable as error:
             return [error for _ in plans]
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is handed to the caller
             if len(plans) == 1:
                 return [error]
         return [self._run_group([plan])[0] for plan in plans]
@@ -308,7 +309,7 @@ class Engine:
                     return drive(plan(self._clock()), partial(ask, cursor))
                 finally:
                     cursor.execute("COMMIT")
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is handed to the caller
             return error
 
     def data_version(self) -> int:
@@ -426,7 +427,7 @@ def prepare_schema(connection: sqlite3.Connection, path: Path, now: datetime) ->
     version = (connection.execute(SQL["schema_version"]).fetchone()[0] or 0) if found else 0
     if version > SCHEMA:
         raise SchemaMismatch(
-            f"{path} has schema {version}, newer than {SCHEMA}, which this version of onejob knows: upgrade onejob."
+            f"{path} has schema {version}, newer than the {SCHEMA} that this onejob knows: upgrade onejob."
         )
     if version < SCHEMA:
         upgrade(connection, version, now)
@@ -468,7 +469,7 @@ def join(connection: Any, path: Path) -> None:
             f"connection= must be a sqlite3.Connection to {path}, not {type(connection).__name__}."
         )
     rows = own_cursor(connection).execute("PRAGMA database_list").fetchall()
-    if not any(name == "main" and file and os.path.samefile(file, path) for _, name, file in rows):
+    if not any(name == "main" and file and path.samefile(file) for _, name, file in rows):
         raise ForeignConnection(
             f"connection= belongs to another database than {path}; pass a connection to that."
         )
@@ -524,7 +525,7 @@ class translating(contextlib.AbstractContextManager[None]):  # noqa: N801 - read
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Raise the typed error in the place of SQLite's."""
         if isinstance(error, sqlite3.Error):
             raise translated(error, self._path) from error

@@ -1,0 +1,265 @@
+"""Unique: what is the same work, how long it is held, and what a newcomer does. A frozen value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, Literal, Self, cast
+
+from onejob.errors import InvalidPolicy
+from onejob.job import INCOMPLETE, TERMINAL, WAITING, State, Trait, mask
+from onejob.merge import REDUCERS, Reducer
+from onejob.schedule import Duration, duration, spell
+
+Until = Literal["start", "finish", "failure", "forever"]
+OnConflict = Literal["keep", "reject", "update", "replace"]
+OnActive = Literal["keep", "reject", "rerun", "cancel"]
+Edges = Literal["first", "first+last"]
+Strength = Literal["strong", "best-effort"]
+
+HELD: Mapping[Until, frozenset[State]] = {
+    "start": WAITING,
+    "finish": INCOMPLETE,
+    "failure": INCOMPLETE | {State.COMPLETED},
+    "forever": INCOMPLETE | TERMINAL,
+}
+WHILE_ACTIVE: Mapping[OnConflict, OnActive] = {
+    "keep": "keep",
+    "reject": "reject",
+    "update": "rerun",
+    "replace": "rerun",
+}
+CHOICES: Mapping[str, Collection[str]] = {
+    "until": HELD.keys(),
+    "on_conflict": WHILE_ACTIVE.keys(),
+    "on_active": ("keep", "reject", "rerun", "cancel"),
+    "edges": ("first", "first+last"),
+    "on_mismatch": ("ignore", "error"),
+    "strength": ("strong", "best-effort"),
+}
+UPDATABLE = frozenset({"queue", "priority", "time", "place"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unique:
+    """What is the same work, how long it is held, and what a newcomer does. Refuses nonsense when made."""
+
+    by: str | Sequence[str] | None = None
+    key: str | Callable[..., object] | None = None
+    queue: bool = False
+    meta: Sequence[str] = ()
+    family: str | None = None
+
+    until: Until = "finish"
+    states: Collection[State | str] | None = None
+    within: Duration | None = None
+
+    on_conflict: OnConflict = "keep"
+    on_active: OnActive | None = None
+    version: str | None = None
+    merge: Mapping[str, str | Reducer] | Reducer | None = None
+    merge_cap: int = 1000
+    fields: Collection[str] = ()
+    keep_schedule: bool = False
+    wait: Duration | None = None
+    max_wait: Duration | None = None
+    edges: Edges = "first"
+    bump: bool = False
+    on_mismatch: Literal["ignore", "error"] = "ignore"
+
+    strength: Strength = "best-effort"
+    shadow: bool = False
+
+    def __post_init__(self) -> None:
+        """Normalise, then refuse what cannot be meant."""
+        self._set("by", (self.by,) if isinstance(self.by, str) else self.by and tuple(self.by))
+        self._set("meta", (self.meta,) if isinstance(self.meta, str) else tuple(self.meta))
+        self._set("states", None if self.states is None else _states(self.states))
+        for name in ("within", "wait", "max_wait"):
+            if getattr(self, name) is not None:
+                self._set(name, duration(getattr(self, name)))
+        for sentence in _contradictions(self):
+            raise InvalidPolicy(sentence)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    # Presets: each is a sentence that people say.
+
+    @classmethod
+    def until_executing(cls, **more: Any) -> Self:
+        """Hold the key until the job starts; what comes while it runs is new work."""
+        return cls(**{"until": "start"} | more)
+
+    @classmethod
+    def until_executed(cls, **more: Any) -> Self:
+        """Hold the key until the job ends, in success or failure."""
+        return cls(**{"until": "finish"} | more)
+
+    @classmethod
+    def throttle(cls, every: Duration, edges: Edges = "first", **more: Any) -> Self:
+        """Admit one job per window, whatever becomes of it; with first+last, one more at its end."""
+        return cls(**{"until": "forever", "within": every, "edges": edges} | more)
+
+    @classmethod
+    def debounce(cls, wait: Duration, max_wait: Duration | None = None, **more: Any) -> Self:
+        """Run once requests are quiet for `wait`, with the last payload, after `max_wait` at the latest."""
+        return cls(**{"on_conflict": "update", "wait": wait, "max_wait": max_wait} | more)
+
+    @classmethod
+    def latest(cls, by: str | Sequence[str], version: str, **more: Any) -> Self:
+        """Let the highest version win: while one waits, while one runs, and when an old one ends late."""
+        return cls(**{"by": by, "version": version, "on_conflict": "update"} | more)
+
+    @classmethod
+    def coalesce(cls, **more: Any) -> Self:
+        """Update while waiting, rerun while active: the newest request is never lost."""
+        return cls(**{"on_conflict": "update", "on_active": "rerun"} | more)
+
+    @classmethod
+    def once(cls, **more: Any) -> Self:
+        """Succeed once: the key stays held after success and is freed by cancel or discard."""
+        return cls(**{"until": "failure"} | more)
+
+    @classmethod
+    def singleton(cls, **more: Any) -> Self:
+        """Allow one job per task, whatever its arguments."""
+        return cls(**{"by": ()} | more)
+
+    # What the policy means to a job.
+
+    @property
+    def held_states(self) -> frozenset[State]:
+        """The states in which a job of this policy holds its key."""
+        return cast("frozenset[State]", self.states) if self.states is not None else HELD[self.until]
+
+    @cached_property
+    def holds(self) -> int:
+        """Those states as the bits that a job keeps."""
+        return mask(self.held_states)
+
+    @property
+    def while_active(self) -> OnActive:
+        """What a newcomer does about an active holder."""
+        return self.on_active or WHILE_ACTIVE[self.on_conflict]
+
+    @property
+    def newest_wins(self) -> bool:
+        """Whether a job that lost its hold gives way to a newer one."""
+        can_lose = self.until == "start" or self.within is not None or self.states is not None
+        return self.on_conflict in {"update", "replace"} and can_lose
+
+    @cached_property
+    def marks(self) -> bool:
+        """Whether the key's newest request must be remembered apart from its job."""
+        return self.version is not None or self.newest_wins
+
+    @cached_property
+    def traits(self) -> int:
+        """What the job's later life needs to know of the policy."""
+        return (
+            Trait.RELEASES_AT_START * (self.until == "start" and self.states is None)
+            | Trait.NEWEST_WINS * self.newest_wins
+            | Trait.MERGES * (self.merge is not None)
+        )
+
+    @cached_property
+    def seconds(self) -> float | None:
+        """The window in seconds."""
+        return None if self.within is None else cast("timedelta", self.within).total_seconds()
+
+    def describe(self) -> str:
+        """Say the policy in one sentence."""
+        span = f" for {spell(cast('timedelta', self.within))}" if self.within is not None else ""
+        states = "|".join(state for state in State if state in self.held_states)
+        return (
+            f"unique by {self._identity()}, held{span} while {states}; "
+            f"a newcomer: {self.on_conflict}, while active: {self.while_active}"
+        )
+
+    def _identity(self) -> str:
+        if self.key is not None:
+            return f"key {self.key!r}" if isinstance(self.key, str) else "a key function"
+        extra = ["queue"] * self.queue + [f"meta.{name}" for name in self.meta]
+        return " + ".join(["task", *(["all arguments"] if self.by is None else self.by), *extra])
+
+
+def _states(states: Collection[State | str]) -> frozenset[State]:
+    try:
+        return frozenset(State(state) for state in ([states] if isinstance(states, str) else states))
+    except ValueError as error:
+        known = ", ".join(State)
+        raise InvalidPolicy(f"states={sorted(map(str, states))!r}: write some of {known}.") from error
+
+
+def _contradictions(policy: Unique) -> Iterable[str]:
+    """Name what the policy says and unsays; the first sentence is raised."""
+    for name, allowed in CHOICES.items():
+        value = getattr(policy, name)
+        if value is not None and value not in allowed:
+            yield f"{name}={value!r} is unknown: write one of {', '.join(map(repr, allowed))}."
+    yield from _identity_contradictions(policy)
+    yield from _time_contradictions(policy)
+    yield from _conflict_contradictions(policy)
+    yield from _update_contradictions(policy)
+
+
+def _identity_contradictions(policy: Unique) -> Iterable[str]:
+    if policy.by is not None and policy.key is not None:
+        yield "by= and key= both name the same work: write one of them."
+    if policy.key == "":
+        yield 'key="" would make everything one job: write Unique.singleton() if that is meant.'
+    if policy.family == "":
+        yield 'family="" is empty: name the family, or leave it out.'
+    if policy.states is not None and not policy.states:
+        yield "states=[] holds in no state: leave unique out instead."
+    if policy.states is not None and policy.until != "finish":
+        yield "states= takes the place of until=: write one of them."
+
+
+def _time_contradictions(policy: Unique) -> Iterable[str]:
+    zero = timedelta(0)
+    if policy.within is not None and cast("timedelta", policy.within) <= zero:
+        yield 'within= must be longer than nothing: write within="5m".'
+    if policy.max_wait is not None and policy.wait is None:
+        yield "max_wait= caps a debounce: give wait= as well."
+    if policy.wait is not None and policy.on_conflict != "update":
+        yield 'wait= debounces by updating the waiting job: write on_conflict="update".'
+    if policy.max_wait is not None and cast("timedelta", policy.max_wait) < cast(
+        "timedelta", policy.wait or zero
+    ):
+        yield "max_wait= is shorter than wait=: make it at least as long."
+    if policy.edges == "first+last" and (policy.within is None or policy.until != "forever"):
+        yield 'edges="first+last" belongs to a throttle: write Unique.throttle("5m", "first+last").'
+    if policy.edges == "first+last" and (policy.on_conflict != "keep" or policy.on_active is not None):
+        yield 'edges="first+last" already says what a duplicate does: leave on_conflict and on_active out.'
+
+
+def _conflict_contradictions(policy: Unique) -> Iterable[str]:
+    if policy.on_active is not None and policy.until == "start":
+        yield 'until="start" lets go when the job starts, so on_active= never applies: leave it out.'
+    if policy.keep_schedule and policy.on_conflict != "replace":
+        yield 'keep_schedule= belongs to on_conflict="replace".'
+    if policy.bump and policy.on_conflict != "keep":
+        yield 'bump= is the one write under on_conflict="keep"; under update use fields=["priority", "time"].'
+    if policy.on_mismatch == "error" and policy.on_conflict != "keep":
+        yield 'on_mismatch="error" guards on_conflict="keep"; the other policies take the new payload.'
+
+
+def _update_contradictions(policy: Unique) -> Iterable[str]:
+    if policy.merge is not None and policy.on_conflict != "update" and policy.edges != "first+last":
+        yield 'merge= combines payloads under update: write on_conflict="update".'
+    if policy.merge is not None and policy.version is not None:
+        yield "version= lets the newest payload win whole, merge= combines payloads: write one of them."
+    for name, reducer in policy.merge.items() if isinstance(policy.merge, Mapping) else ():
+        if not callable(reducer) and reducer not in REDUCERS:
+            known = ", ".join(REDUCERS)
+            yield f"merge={{{name!r}: {reducer!r}}} is unknown: write one of {known}, or a function."
+    if policy.merge_cap < 1:
+        yield "merge_cap= must allow at least one element."
+    if unknown := set(policy.fields) - UPDATABLE:
+        yield f"fields={sorted(unknown)} cannot be updated: choose from {', '.join(sorted(UPDATABLE))}."
+    if policy.fields and policy.on_conflict != "update":
+        yield 'fields= says what an update changes besides the payload: write on_conflict="update".'
