@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
+
+from onejob.forks import generation
 
 T = TypeVar("T")
 
@@ -17,7 +18,7 @@ class Portal:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
+        self._generation = generation()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the portal's loop and wait for it."""
@@ -25,8 +26,8 @@ class Portal:
 
     def _open(self) -> asyncio.AbstractEventLoop:
         with self._lock:
-            if self._loop is None or self._pid != os.getpid():
-                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
+            if self._loop is None or self._generation != generation():
+                self._loop, self._generation = asyncio.new_event_loop(), generation()
                 threading.Thread(target=self._loop.run_forever, name="onejob portal", daemon=True).start()
             return self._loop
 
@@ -34,5 +35,5 @@ class Portal:
         """Stop the loop, if one runs."""
         with self._lock:
             loop, self._loop = self._loop, None
-        if loop is not None and self._pid == os.getpid():
+        if loop is not None and self._generation == generation():
             loop.call_soon_threadsafe(loop.stop)

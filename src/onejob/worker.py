@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import os
@@ -12,7 +13,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -46,6 +47,7 @@ class Run:
 
     job: Job
     context: Context
+    lease_until: datetime | None
     task: asyncio.Task[None] | None = None
     stopped_for: Why | None = None
     written: bytes | None = None  # the progress that the store has
@@ -79,6 +81,7 @@ class Worker:
         self._wake = asyncio.Event()  # a place is free, or a run has ended, or we stop
         self._settled = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._threads: ThreadPoolExecutor | None = None
         self._main: asyncio.Task[None] | None = None
         self.repaired = 0
@@ -98,7 +101,8 @@ class Worker:
 
     def stop(self, *, at_once: bool = False) -> None:
         """Take no new jobs; hand back what still runs after the grace time, or at once."""
-        self._grace = 0.0 if at_once else self._grace
+        if at_once:
+            self._hurry.set()
         self._stopping.set()
         self._wake.set()
 
@@ -113,6 +117,7 @@ class Worker:
         finally:
             for chore in keeping:
                 chore.cancel()
+            self._stopping.set()
             self._settled.set()
             self._wake.set()
             await settling
@@ -214,7 +219,7 @@ class Worker:
 
     def _start(self, job: Job) -> None:
         deadline = None if job.timeout is None else self.app.store.now() + timedelta(seconds=job.timeout)
-        run = Run(job, Context(self.app, job, deadline))
+        run = Run(job, Context(self.app, job, deadline), job.lease_until)
         self._runs[job.id] = run
         run.task = asyncio.create_task(self._run(run))
 
@@ -222,8 +227,8 @@ class Worker:
         """Carry one leased job to a result. Never raises: a failure is a result."""
         try:
             result = await self._attempt(run)
-        except asyncio.CancelledError:
-            result = Stopped("cancelled") if run.stopped_for == "cancelled" else HandedBack()
+        except asyncio.CancelledError as error:
+            result = interrupted(run, error)
         del self._runs[run.job.id]
         if run.stopped_for != "lost":
             self._ended.append((run.job, result))
@@ -287,20 +292,27 @@ class Worker:
         return Step(act, job.id)
 
     async def _finish_runs(self) -> None:
-        """Let runs end within the grace time, then hand the rest back."""
+        """Let runs end within the grace time, or until told to hurry; then hand the rest back."""
         self._stopping.set()
-        pending = {run.task for run in self._runs.values() if run.task is not None}
-        if pending:
-            _, pending = await asyncio.wait(
-                pending, timeout=self._grace or None if not self._hurried() else 0
-            )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._grace):
+                await self._ended_or_hurried()
         for run in list(self._runs.values()):
             self._interrupt(run, "stopping")
-        if pending:
-            await asyncio.wait(pending)
+        await self._tasks_end()
 
-    def _hurried(self) -> bool:
-        return self._grace <= 0
+    async def _ended_or_hurried(self) -> None:
+        ways = [asyncio.create_task(self._tasks_end()), asyncio.create_task(self._hurry.wait())]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+
+    async def _tasks_end(self) -> None:
+        tasks = [run.task for run in self._runs.values() if run.task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
 
     def _interrupt(self, run: Run, why: Why) -> None:
         run.stopped_for = run.stopped_for or why
@@ -312,24 +324,31 @@ class Worker:
     # ── chores ────────────────────────────────────────────────────────────────────────────────────
 
     async def _renew(self) -> None:
-        """Renew every lease; a run whose lease is lost stops and writes nothing."""
+        """Renew every lease; `_watch` stops the runs whose lease is lost."""
         runs = list(self._runs.values())
         act = partial(lifecycle.extend, lease=self._lease)
         answers = await self.app.store.apply(
             [Step(partial(act, token=run.job.token), run.job.id) for run in runs]
         )
         for run, renewed in zip(runs, answers, strict=True):
-            if renewed is None and run.job.id in self._runs:
-                log.warning("job %s was taken over; its result is dropped", run.job.id)
-                self._interrupt(run, "lost")
+            run.lease_until = renewed.lease_until if renewed is not None else None
 
     async def _watch(self) -> None:
-        """Write progress, and stop what has been cancelled."""
+        """Stop what has lost its lease or has been cancelled, and write progress."""
         runs = list(self._runs.values())
+        for run in runs:
+            if run.lease_until is None or run.lease_until <= self.app.store.now():
+                self._lose(run)
         await self._write_progress([run for run in runs if run.context.told != run.written])
         for run, job in zip(runs, await self.app.store.get([run.job.id for run in runs]), strict=True):
             if job is not None and job.cancel_requested and run.stopped_for is None:
                 self._interrupt(run, "cancelled")
+
+    def _lose(self, run: Run) -> None:
+        """Stop a run that is, or may by now be, another worker's; what it returns is not written."""
+        if run.stopped_for is None:
+            log.warning("job %s was taken over, or its lease ran out; its result is dropped", run.job.id)
+            self._interrupt(run, "lost")
 
     async def _write_progress(self, runs: list[Run]) -> None:
         steps = []
@@ -361,6 +380,17 @@ def places(app: App, queues: Collection[str] | Mapping[str, int] | None, concurr
             f"No queue is named {unknown[0]!r} (known: {known}): declare it with app.queue(…)."
         )
     return dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues, concurrency)
+
+
+def interrupted(run: Run, error: asyncio.CancelledError) -> Result:
+    """Tell what a cancelled run comes to: told to stop, handed back, or cancelled by something of its own."""
+    match run.stopped_for:
+        case "cancelled":
+            return Stopped("cancelled")
+        case None:
+            return Failed(describe(error))
+        case "lost" | "stopping":
+            return HandedBack()
 
 
 def describe(error: BaseException) -> dict[str, str]:

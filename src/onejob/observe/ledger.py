@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import Counter
 
 from onejob.errors import StoreError
+from onejob.forks import generation
 from onejob.stores.contract import Store, Tally
 
 log = logging.getLogger("onejob")
@@ -25,13 +25,13 @@ class Ledger:
         self._lock = threading.Lock()
         self._counts: Counter[Entry] = Counter()
         self._timer: threading.Timer | None = None
-        self._pid = os.getpid()
+        self._generation = generation()
 
     def count(self, namespace: str, task: str, outcome: str, job_id: str) -> None:
         """Count one; a timer writes it down."""
         with self._lock:
-            if self._pid != os.getpid():  # forked: the parent's counts are the parent's to write
-                self._counts, self._timer, self._pid = Counter(), None, os.getpid()
+            if self._generation != generation():  # the counts from before the fork are the parent's to write
+                self._counts, self._timer, self._generation = Counter(), None, generation()
             self._counts[(namespace, task, outcome, job_id)] += 1
             if self._timer is None:
                 self._timer = threading.Timer(FLUSH_AFTER, self.flush)

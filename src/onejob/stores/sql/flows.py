@@ -7,7 +7,7 @@ await, a caller's own connection in the caller's thread.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import groupby
@@ -70,37 +70,48 @@ def foresee(steps: Sequence[Step], now: datetime) -> Flow[list[Any] | None]:
 
 def load(book: Book, steps: Sequence[Step]) -> Flow[None]:
     """Read the jobs and keys that steps name into the book."""
-    for step in steps:
-        if step.job_id is not None:
-            yield from load_job(book, step.job_id)
-        elif step.key is not None:
-            yield from load_key(book, step.key, marks=step.marks)
+    yield from load_jobs(book, {step.job_id for step in steps if step.job_id is not None})
+    keys = {step.key: step.marks for step in steps if step.key is not None}
+    keys |= {job.key: needs_mark(job) for job in book.jobs.values() if job.key is not None}
+    yield from load_keys(book, list(keys))
+    yield from load_marks(book, [key for key, marks in keys.items() if marks])
 
 
-def load_job(book: Book, job_id: str) -> Flow[None]:
-    """Read a job, and who stands for its key."""
-    for row in (yield Ask("job", (job_id,))) if job_id not in book.jobs else ():
-        book.put(read_job(row))
-    job = book.jobs.get(job_id)
-    if job is not None and job.key is not None:
-        yield from load_key(book, job.key, marks=needs_mark(job))
+def load_jobs(book: Book, ids: Collection[str]) -> Flow[None]:
+    """Read jobs by id."""
+    missing = [job_id for job_id in ids if job_id not in book.jobs]
+    if missing:
+        one = (
+            Ask("job", missing)
+            if len(missing) == 1
+            else Ask("jobs", (msgspec.json.encode(missing).decode(),))
+        )
+        for row in (yield one):
+            book.put(read_job(row))
+
+
+def load_keys(book: Book, keys: Sequence[bytes]) -> Flow[None]:
+    """Read holders and successors of keys."""
+    if keys:
+        one = (
+            Ask("standing", keys) if len(keys) == 1 else Ask("standing_for_all", (b"".join(keys), len(keys)))
+        )
+        for row in (yield one):
+            if row[0] not in book.jobs:
+                book.put(read_job(row))
+
+
+def load_marks(book: Book, keys: Sequence[bytes]) -> Flow[None]:
+    """Read the marks of keys, and the jobs that they name."""
+    for key in keys:
+        for row in (yield Ask("mark", (key,))):
+            book.note(read_mark(row))
+    yield from load_jobs(book, {mark.job for mark in book.marks.values()})
 
 
 def needs_mark(job: Job) -> bool:
     """Tell whether the job's policy remembers the newest request of its key."""
     return job.version is not None or bool(job.traits & Trait.NEWEST_WINS)
-
-
-def load_key(book: Book, key: bytes, *, marks: bool) -> Flow[None]:
-    """Read holder, successor and mark of a key."""
-    for row in (yield Ask("standing", (key,))):
-        if row[0] not in book.jobs:
-            book.put(read_job(row))
-    for row in (yield Ask("mark", (key,))) if marks else ():
-        mark = read_mark(row)
-        book.note(mark)
-        for marked in (yield Ask("job", (mark.job,))) if mark.job not in book.jobs else ():
-            book.put(read_job(marked))
 
 
 def enter(ledger: Ledger, changes: Changes) -> None:
@@ -177,8 +188,9 @@ def begin(candidates: Sequence[Job], wanted: Lease, now: datetime) -> Flow[list[
     book, ledger = Book(), Ledger()
     for job in candidates:
         book.put(job)
-        if job.key is not None and needs_mark(job):
-            yield from load_key(book, job.key, marks=True)
+    fenced = [job.key for job in candidates if job.key is not None and needs_mark(job)]
+    yield from load_keys(book, fenced)
+    yield from load_marks(book, fenced)
     act = partial(start, worker=wanted.worker, lease=wanted.duration)
     answers = [book.run(Step(act, job.id), now, partial(enter, ledger)) for job in candidates]
     yield from write(ledger)
@@ -191,7 +203,8 @@ def begin(candidates: Sequence[Job], wanted: Lease, now: datetime) -> Flow[list[
 def look(key: bytes, now: datetime) -> Flow[View]:
     """Show who stands for a key."""
     book = Book()
-    yield from load_key(book, key, marks=True)
+    yield from load_keys(book, [key])
+    yield from load_marks(book, [key])
     return book.view(Step(lambda _: Changes(), key=key), now)
 
 

@@ -28,6 +28,7 @@ from onejob.errors import (
     StoreError,
     StoreUnavailable,
 )
+from onejob.forks import generation
 from onejob.job import Job, View
 from onejob.stores.bell import Bell
 from onejob.stores.contract import Counts, Filter, Guarantees, Lease, Step, Tally
@@ -197,10 +198,10 @@ class SQLiteStore:
 
     def _open(self) -> Engine:
         engine = self._engine
-        if engine is not None and engine.pid == os.getpid():
+        if engine is not None and engine.generation == generation():
             return engine
         with self._opening:
-            if self._engine is None or self._engine.pid != os.getpid():
+            if self._engine is None or self._engine.generation != generation():
                 # After a fork the parent's connection is left alone: closing it here would drop its locks.
                 self._engine = Engine(self.path, self._synchronous, self._timeout, self.now)
             return self._engine
@@ -214,7 +215,7 @@ class SQLiteStore:
         """Finish what is under way and close the file."""
         with self._opening:
             engine, self._engine = self._engine, None
-        if engine is not None and engine.pid == os.getpid():
+        if engine is not None and engine.generation == generation():
             await asyncio.to_thread(engine.close)
 
 
@@ -224,7 +225,7 @@ class Engine:
     def __init__(
         self, path: Path, synchronous: Synchronous, timeout: float, clock: Callable[[], datetime]
     ) -> None:
-        self.pid = os.getpid()
+        self.generation = generation()
         self._path = path
         self._clock = clock
         self._folded = 0
@@ -254,10 +255,9 @@ class Engine:
 
     def foresee(self, steps: Sequence[Step]) -> list[Any] | None:
         """Answer steps that change nothing from one consistent read; None if the lock is needed."""
-        with self._reading, translating(self._path):
-            cursor = self._read_cursor
-            key = steps[0].key
-            if not cursor.execute(SQL["is_held"], (key,)).fetchone():
+        with self._mutex, translating(self._path):
+            cursor = self._cursor
+            if not cursor.execute(SQL["is_held"], (steps[0].key,)).fetchone():
                 return None
             cursor.execute("BEGIN")
             try:

@@ -16,11 +16,21 @@ CREATE TABLE IF NOT EXISTS onejob_schema (version INTEGER PRIMARY KEY, applied_a
 -- name: job
 SELECT * FROM onejob_jobs WHERE id = ?;
 
+-- name: jobs
+SELECT * FROM onejob_jobs WHERE id IN (SELECT value FROM json_each(?));
+
 -- name: standing
 -- The holder of a key and the one that waits behind it.
 SELECT * FROM onejob_jobs WHERE held_key = ?1
 UNION ALL
 SELECT * FROM onejob_jobs WHERE next_key = ?1;
+
+-- name: standing_for_all
+-- The same for many keys, given as one blob of 32 bytes each and their number.
+WITH RECURSIVE position (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM position WHERE i + 1 < ?2)
+SELECT onejob_jobs.* FROM position CROSS JOIN onejob_jobs ON held_key = substr(?1, i * 32 + 1, 32)
+UNION ALL
+SELECT onejob_jobs.* FROM position CROSS JOIN onejob_jobs ON next_key = substr(?1, i * 32 + 1, 32);
 
 -- name: is_held
 SELECT 1 FROM onejob_jobs WHERE held_key = ?;
