@@ -35,7 +35,7 @@ from onejob.stores.contract import Counts, Filter, Guarantees, Lease, Step, Tall
 from onejob.stores.sql import flows
 from onejob.stores.sql.flows import Ask, Flow, drive
 from onejob.stores.sql.lockfile import LockFile
-from onejob.stores.sql.rows import Row, micros
+from onejob.stores.sql.rows import Row, micros, write_job
 from onejob.stores.sql.statements import migrations, statements
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ Plan = Callable[[datetime], Flow[Any]]
 SQL = statements("sqlite")
 SCHEMA = max(migrations("sqlite"))
 GROUP = 512  # requests that share one commit at most
-CHECKPOINT_ROWS = 1000
+CHECKPOINT_ROWS = 250
 POLL = 0.004  # seconds between two looks for other processes' commits
 
 GUARANTEES = MappingProxyType(
@@ -108,13 +108,10 @@ class SQLiteStore:
         return answers
 
     def apply_now(self, steps: Sequence[Step]) -> list[Any]:
-        """Run steps on the calling thread; what turns out to write nothing needs no lock."""
+        """Run steps on the calling thread."""
         engine = self._open()
-        if len(steps) == 1 and steps[0].key is not None:
-            foreseen = engine.foresee(steps)
-            if foreseen is not None:
-                return foreseen
-        answers: list[Any] = engine.run(partial(flows.apply, steps))
+        single = len(steps) == 1
+        answers = [engine.run_one(steps[0])] if single else engine.run(partial(flows.apply, steps))
         self._bell.ring()
         return answers
 
@@ -229,6 +226,7 @@ class Engine:
         self._path = path
         self._clock = clock
         self._folded = 0
+        self._absorbing = False  # whether the last request turned out to be a duplicate
         self._mutex = threading.Lock()
         self._reading = threading.Lock()
         self._lock = LockFile(path.with_name(path.name + ".lock"), timeout)
@@ -253,17 +251,43 @@ class Engine:
         with self._mutex, translating(self._path), self._lock:
             return self._transact([plan])[0]
 
-    def foresee(self, steps: Sequence[Step]) -> list[Any] | None:
-        """Answer steps that change nothing from one consistent read; None if the lock is needed."""
+    def run_one(self, step: Step) -> Any:
+        """Run one step the shortest way: a duplicate by reading alone, a new job by one guarded insert."""
         with self._mutex, translating(self._path):
-            cursor = self._cursor
-            if not cursor.execute(SQL["is_held"], (steps[0].key,)).fetchone():
-                return None
-            cursor.execute("BEGIN")
-            try:
-                return drive(flows.foresee(steps, self._clock()), partial(ask, cursor))
-            finally:
-                cursor.execute("COMMIT")
+            if self._absorbing and (foreseen := self._foresee(step)) is not None:
+                return foreseen[0]
+            with self._lock:
+                return self._hope(step) or self._settle_one(step)
+
+    def _foresee(self, step: Step) -> list[Any] | None:
+        """Answer a step that changes nothing, from one consistent read and without the lock."""
+        cursor = self._cursor
+        cursor.execute("BEGIN")
+        try:
+            answers = drive(flows.foresee([step], self._clock()), partial(ask, cursor))
+        finally:
+            cursor.execute("COMMIT")
+        self._absorbing = answers is not None
+        return answers
+
+    def _hope(self, step: Step) -> Any:
+        """Act as if the key were free; the unique index says whether it was. None if it was not."""
+        if step.job_id is not None or step.marks:
+            return None
+        changes = step.act(View(self._clock()))
+        if len(changes.inserts) != 1:
+            return None
+        [job] = changes.inserts
+        if self._cursor.execute(SQL["insert_job_if_free"], write_job(job)).rowcount != 1:
+            return None
+        self._checkpoint()
+        return changes.answer
+
+    def _settle_one(self, step: Step) -> Any:
+        before = self._writer.total_changes
+        [[answer]] = self._transact([partial(flows.apply, [step])])
+        self._absorbing = self._writer.total_changes == before
+        return answer
 
     def _run_group(self, plans: Sequence[Plan]) -> list[Any]:
         """Run plans in one commit; if that fails, each alone, so that only the guilty one fails."""

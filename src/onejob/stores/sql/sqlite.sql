@@ -32,9 +32,6 @@ SELECT onejob_jobs.* FROM position CROSS JOIN onejob_jobs ON held_key = substr(?
 UNION ALL
 SELECT onejob_jobs.* FROM position CROSS JOIN onejob_jobs ON next_key = substr(?1, i * 32 + 1, 32);
 
--- name: is_held
-SELECT 1 FROM onejob_jobs WHERE held_key = ?;
-
 -- name: mark
 SELECT key, version, job, void, touched_at FROM onejob_marks WHERE key = ?;
 
@@ -43,6 +40,13 @@ INSERT INTO onejob_jobs VALUES (
     ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
     ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 );
+
+-- name: insert_job_if_free
+-- A new job whose key nobody holds: one statement, one commit.
+INSERT INTO onejob_jobs VALUES (
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+) ON CONFLICT (held_key) WHERE held_key IS NOT NULL DO NOTHING;
 
 -- name: update_job
 -- Everything that may change after admission; the id comes last.
