@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar, overload
 from urllib.parse import parse_qsl, urlsplit
 
-from onejob import lifecycle, unique
+from onejob import lifecycle
 from onejob.admission import Admission
 from onejob.errors import (
     Duplicate,
@@ -25,13 +26,14 @@ from onejob.errors import (
 )
 from onejob.fluent import Fluent
 from onejob.job import INCOMPLETE, Job, Retry, State, View
+from onejob.observe.doctor import examine
 from onejob.observe.ledger import Ledger
 from onejob.policy import Unique
 from onejob.schedule import Duration, duration
-from onejob.stores.contract import Filter, Guarantees, Step, Store, Tally
+from onejob.stores.contract import Filter, Finding, Guarantees, Schema, Step, Store, Tally
 from onejob.sync import Portal
 from onejob.tasks import Call, Task
-from onejob.unique import Outcome, Request, Verdict
+from onejob.unique import DEDUPLICATED, Outcome, Request, Verdict, decide, merged, replay
 from onejob.worker import Worker
 
 P = ParamSpec("P")
@@ -40,7 +42,7 @@ R = TypeVar("R")
 log = logging.getLogger("onejob")
 
 BATCH = 2000  # calls that share one commit at most
-ABSORBED = unique.DEDUPLICATED
+ABSORBED = DEDUPLICATED
 RETENTION: Mapping[State, Duration] = {
     State.COMPLETED: "7d",
     State.CANCELLED: "7d",
@@ -256,6 +258,14 @@ class App:
             for call, request, verdict in zip(calls, requests, verdicts, strict=True)
         ]
 
+    async def standing(self, key: str | bytes) -> View:
+        """Show who holds a key, and who waits behind."""
+        return await self.store.look(_key(key) or b"")
+
+    def holding(self, job: Job) -> bool:
+        """Tell whether a job holds its key now."""
+        return job.held_key is not None and lifecycle.holding(job, self.store.now())
+
     async def explain(
         self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Explanation:
@@ -265,7 +275,7 @@ class App:
             reason = "The task is not unique, or its key function said None."
             return Explanation(Outcome.CREATED, reason, "not unique", {}, None, None, None, None, 0)
         view = await self.store.look(request.key)
-        verdict: Verdict = unique.decide(request, view).answer
+        verdict: Verdict = decide(request, view).answer
         return Explanation(
             verdict.outcome,
             verdict.reason,
@@ -280,11 +290,15 @@ class App:
 
     async def absorbed(self, job: Job | None) -> int:
         """Tell how many requests a job has stood for besides its own."""
-        if job is None:
-            return 0
+        return 0 if job is None else (await self.absorbed_by_job()).get(job.id, 0)
+
+    async def absorbed_by_job(self) -> Mapping[str, int]:
+        """Tell the same for every job that has stood for more than its own."""
         self.ledger.flush()
-        tallies = await self.store.tallies(self.namespace)
-        return sum(tally.count for tally in tallies if tally.job_id == job.id)
+        counts: Counter[str] = Counter()
+        for tally in await self.store.tallies(self.namespace):
+            counts[tally.job_id] += tally.count
+        return counts
 
     async def pending(self, request: Request) -> bool:
         """Tell whether any job of a request's key is live."""
@@ -358,7 +372,7 @@ class App:
 
     async def replay(self, job_id: str) -> Admission[Any]:
         """Bring a dead letter back; it may come out created, kept or stale."""
-        verdict: Verdict = await self._on_job(job_id, unique.replay, "replay")
+        verdict: Verdict = await self._on_job(job_id, replay, "replay")
         task = self.tasks.get(verdict.job.task)
         return Admission(self, verdict, task.signature.returns if task else Any)
 
@@ -435,10 +449,29 @@ class App:
             if len(found) < PRUNED_AT_ONCE:
                 return gone
 
+    # ── looking after the store ───────────────────────────────────────────────────────────────────
+
+    async def doctor(self) -> list[Finding]:
+        """Look at the store and its jobs, and say what stands well and what does not; nothing is changed."""
+        unique_tasks = {name for name, task in self.tasks.items() if task.unique is not None}
+        return await examine(self.store, self.namespace, unique_tasks if self.tasks else None)
+
+    def schema(self) -> Schema:
+        """Tell the version of the tables, without making or changing any."""
+        return self.store.schema()
+
+    def migrate(self) -> Schema:
+        """Make the tables or bring them up to date; using the app does the same."""
+        return self.store.migrate()
+
+    def migration_sql(self) -> str:
+        """Write out what `migrate` would run now."""
+        return self.store.migration_sql()
+
     def merge(self, older: Job, newer: Job) -> Job:
         """Combine two payloads of a key by their task's policy."""
         task = self.tasks.get(newer.task)
-        return unique.merged(older, newer, task.unique if task else None)
+        return merged(older, newer, task.unique if task else None)
 
     # ── running and closing ───────────────────────────────────────────────────────────────────────
 
@@ -499,7 +532,7 @@ class _Register:
 def admission_step(request: Request) -> Step:
     """Make the step that settles a request."""
     marks = request.policy is not None and request.policy.marks
-    return Step(partial(unique.decide, request), key=request.key, marks=marks)
+    return Step(partial(decide, request), key=request.key, marks=marks)
 
 
 def open_store(url: str, admission_timeout: float) -> Store:

@@ -316,9 +316,10 @@ def trail(request: Request, policy: Unique, view: View, standing: Job) -> Change
     begun = standing.held_at is not None and standing.held_at <= view.now
     if standing is view.successor or (standing.state in WAITING and not begun):
         return refresh(request, policy, view, standing)
-    assert standing.holds_until is not None  # a throttle has a window
+    window = cast("timedelta", policy.within)  # a throttle has one; the holder's own policy may have none
+    ends = standing.holds_until or (standing.held_at or view.now) + window
     job = make(request, view.now)
-    job = alter(job, run_at=max(job.run_at, standing.holds_until), traits=job.traits | Trait.TRAILING)
+    job = alter(job, run_at=max(job.run_at, ends), traits=job.traits | Trait.TRAILING)
     if standing.is_terminal:
         job = hold(alter(job, state=due(job.run_at, view.now)), view.now)
         updates: tuple[Job, ...] = (alter(standing, held_key=None),)

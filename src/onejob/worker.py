@@ -10,6 +10,7 @@ import os
 import random
 import socket
 import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ class Worker:
         self._drain = drain
         self._runs: dict[str, Run] = {}
         self._ended: list[tuple[Job, Result]] = []
+        self._writing = False  # whether results are on their way to the store
         self._wake = asyncio.Event()  # a place is free, or a run has ended, or we stop
         self._settled = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -85,6 +87,7 @@ class Worker:
         self._threads: ThreadPoolExecutor | None = None
         self._main: asyncio.Task[None] | None = None
         self.repaired = 0
+        self.ended: Counter[str] = Counter()  # how many runs ended in each state, or were handed back or lost
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -98,6 +101,11 @@ class Worker:
         assert self._main is not None
         self.stop()
         await self._main
+
+    @property
+    def running(self) -> int:
+        """How many jobs run here now."""
+        return len(self._runs)
 
     def stop(self, *, at_once: bool = False) -> None:
         """Take no new jobs; hand back what still runs after the grace time, or at once."""
@@ -168,11 +176,12 @@ class Worker:
         if self._stopping.is_set():
             return False
         self._wake.clear()
+        quiet = not (self._runs or self._ended or self._writing)  # else what ends may make more work due
         room = self.concurrency - len(self._runs)
         jobs = await self.app.store.lease(self._wanted(room)) if room else []
         for job in jobs:
             self._start(job)
-        if not jobs and self._drain and await self._is_done():
+        if not jobs and self._drain and quiet and await self._is_done():
             return False
         if not jobs:
             await self._pause(idle=room > 0)
@@ -211,9 +220,8 @@ class Worker:
         return min(max((due - self.app.store.now()).total_seconds(), 0.001), LOOK_AGAIN)
 
     async def _is_done(self) -> bool:
-        if self._runs or self._ended:
-            return False
-        return await self.app.store.next_due(self.app.namespace) is None
+        due = await self.app.store.next_due(self.app.namespace)
+        return due is None or due > self.app.store.now()
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────
 
@@ -275,14 +283,17 @@ class Worker:
         """Write the results that have gathered, in one commit; False once all runs have ended."""
         await self._settled.wait()
         self._settled.clear()
-        ended, self._ended = self._ended, []
+        ended, self._ended, self._writing = self._ended, [], True
         try:
             answers = await self.app.store.apply([self._settlement(job, result) for job, result in ended])
         except BaseException:
             self._ended = ended + self._ended
             self._settled.set()
             raise
+        finally:
+            self._writing = False
         for (job, result), settled in zip(ended, answers, strict=True):
+            self.ended[ending(result, settled)] += 1
             tell(job, result, settled)
         self._wake.set()
         return bool(self._runs or self._ended) or not self._stopping.is_set()
@@ -399,6 +410,13 @@ def describe(error: BaseException) -> dict[str, str]:
     return {"type": type(error).__name__, "message": str(error), "traceback": text[-10_000:]}
 
 
+def ending(result: Result, settled: Job | None) -> str:
+    """Name how a run ended: by the job's state, or that it was handed back or lost."""
+    if settled is None:
+        return "lost"
+    return "handed back" if isinstance(result, HandedBack) and not settled.is_terminal else str(settled.state)
+
+
 def tell(job: Job, result: Result, settled: Job | None) -> None:
     """Log what became of a run, without its arguments."""
     if settled is None:
@@ -411,3 +429,5 @@ def tell(job: Job, result: Result, settled: Job | None) -> None:
         )  # fmt: skip
     elif isinstance(result, Failed):
         log.info("job %s (%s) failed, attempt %d: %s", job.id, job.task, job.attempt, result.error["type"])
+    else:
+        log.debug("job %s (%s), attempt %d: %s", job.id, job.task, job.attempt, ending(result, settled))

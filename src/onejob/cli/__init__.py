@@ -12,35 +12,41 @@ from onejob import __version__
 from onejob.errors import OnejobError
 
 COMMANDS = {
-    "demo": "demo",
-    "worker": "worker",
-    "enqueue": "enqueue",
-    "why": "why",
-    "jobs": "jobs",
-    "job": "jobs",
-    "cancel": "jobs",
-    "dead": "dead",
-    "replay": "dead",
-    "holds": "holds",
-    "release": "holds",
-    "stats": "store",
-    "doctor": "store",
-    "migrate": "store",
+    "demo": ("demo", "Watch duplicates being absorbed."),
+    "worker": ("worker", "Run jobs until told to stop."),
+    "enqueue": ("enqueue", "Ask for a call of a task, and print what became of the request."),
+    "why": ("why", "Tell what a request would meet, or why a job waits or how it ended."),
+    "jobs": ("jobs", "List jobs, newest first."),
+    "job": ("jobs", "Show all about one job, its arguments included."),
+    "cancel": ("jobs", "End a waiting job, or tell a running one to stop."),
+    "dead": ("dead", "List dead letters, newest first, with the error that ended each."),
+    "replay": ("dead", "Bring a dead letter back to life, or all of them."),
+    "holds": ("holds", "List the jobs that hold a key, and those that wait behind them."),
+    "release": ("holds", "Free a key by hand."),
+    "stats": ("store", "Count jobs by queue and state, and the requests that were absorbed."),
+    "doctor": ("store", "Look at the store and its jobs, and say what is wrong."),
+    "migrate": ("store", "Make the tables, or bring them up to date."),
 }
+"""The module and the summary of each command, so that the list of them loads none."""
 
 
 class LazyGroup(click.Group):
     """Loads a command's module when the command is needed, and says errors in one sentence."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as click calls it
         """List commands in the order in which people meet them."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
+        """Write the list of commands without loading them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as above
         """Load a command."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"onejob.cli.{COMMANDS[cmd_name]}")
+        module = import_module(f"onejob.cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name)
         return command
 

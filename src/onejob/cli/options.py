@@ -1,7 +1,8 @@
-"""The types of options that several commands share."""
+"""How the words of the command line are read where click has no type for them."""
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -10,88 +11,52 @@ import click
 STATES = ("scheduled", "available", "pending", "active", "retryable", "completed", "cancelled", "discarded")
 
 
-class DurationType(click.ParamType[timedelta]):
-    """A span of time, as onejob reads it everywhere."""
+def read_duration(text: str) -> timedelta:
+    """Read a span of time in the forms that onejob reads everywhere; a bare number is seconds."""
+    from onejob.errors import InvalidDuration
+    from onejob.schedule import duration
 
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """Read it."""
-        from onejob.errors import InvalidDuration
-        from onejob.schedule import duration
-
-        try:
-            return duration(float(value) if isinstance(value, str) and value.isdecimal() else value)
-        except InvalidDuration as error:
-            self.fail(str(error), param, ctx)
+    try:
+        return duration(float(text) if text.replace(".", "", 1).isdecimal() else text)
+    except InvalidDuration as error:
+        raise click.BadParameter(str(error)) from error
 
 
-class QueuesType(click.ParamType[dict[str, int | None]]):
-    """Queues and how many places each has: a:3,b."""
-
-    name = "a:3,b"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> dict[str, int | None]:
-        """Read names and, behind a colon, numbers."""
-        if isinstance(value, dict):
-            return value
-        return dict(self._place(part.strip(), param, ctx) for part in value.split(","))
-
-    def _place(
-        self, part: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int | None]:
-        queue, colon, places = part.rpartition(":")
-        if not colon and part:
-            return part, None
-        if queue and places.isdecimal() and int(places):
-            return queue, int(places)
-        return self.fail(f"{part!r} is not a queue: write a, or a:3 for three places.", param, ctx)
+def read_queues(text: str) -> dict[str, int | None]:
+    """Read queues and how many places each has: a:3,b."""
+    return dict(_read_queue(part.strip()) for part in text.split(","))
 
 
-class PairType(click.ParamType[tuple[str, str]]):
-    """A name and a value: name=value."""
-
-    name = "name=value"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        """Part them at the first equals sign."""
-        if isinstance(value, tuple):
-            return value
-        name, equals, text = value.partition("=")
-        if not equals or not name:
-            self.fail(f"{value!r} is not a pair: write name=value.", param, ctx)
-        return name, text
+def _read_queue(part: str) -> tuple[str, int | None]:
+    queue, colon, places = part.rpartition(":")
+    if not colon and part:
+        return part, None
+    if queue and places.isdecimal() and int(places):
+        return queue, int(places)
+    raise click.BadParameter(f"{part!r} is not a queue: write a, or a:3 for three places.")
 
 
-class ObjectType(click.ParamType[dict[str, Any]]):
-    """A JSON object."""
-
-    name = "json"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
-        """Read it; anything but an object is refused."""
-        import json
-
-        try:
-            found = json.loads(value) if isinstance(value, str) else value
-        except ValueError as error:
-            self.fail(f"{value!r} is not JSON: {error}.", param, ctx)
-        if not isinstance(found, dict):
-            self.fail(f"""{value!r} is not an object: write '{{"user_id": 42}}'.""", param, ctx)
-        return found
+def read_pair(text: str) -> tuple[str, str]:
+    """Read a name and a value: name=value."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.BadParameter(f"{text!r} is not a pair: write name=value.")
+    return name, value
 
 
-DURATION, QUEUES, PAIR, OBJECT = DurationType(), QueuesType(), PairType(), ObjectType()
+def read_object(text: str) -> dict[str, Any]:
+    """Read a JSON object; anything else is refused."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise click.BadParameter(f"""{text!r} is not an object: write '{{"user_id": 42}}'.""")
+    return found
 
 
 def json_or_text(text: str) -> Any:
     """Read a value as JSON if it is that, and as text if not."""
-    import json
-
     try:
         return json.loads(text)
     except ValueError:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 from onejob.job import Changes, Job, State, View
 
 Act = Callable[[View], Changes]
+Level = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,24 @@ class Guarantees:
     not_promised: str
 
 
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The version of the tables that are there, 0 if none are, and the one that this onejob knows."""
+
+    found: int
+    known: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at, how it stands, and what to do about it."""
+
+    check: str
+    level: Level
+    message: str
+    advice: str = ""
+
+
 class Store(Protocol):
     """A handful of atomic verbs."""
 
@@ -146,6 +165,18 @@ class Store(Protocol):
 
     async def wait(self, timeout: float) -> None:
         """Return when something may have changed, or after `timeout` seconds: a hint, never a promise."""
+
+    def schema(self) -> Schema:
+        """Tell the version of the tables, without making or changing any."""
+
+    def migrate(self) -> Schema:
+        """Make the tables or bring them up to date; opening does the same."""
+
+    def migration_sql(self) -> str:
+        """Write out what `migrate` would run now, as one script."""
+
+    async def examine(self) -> list[Finding]:
+        """Look at what lies beneath, such as files and settings, without changing it."""
 
     def now(self) -> datetime:
         """Tell the store's time."""

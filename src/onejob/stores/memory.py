@@ -14,7 +14,7 @@ from onejob.job import Changes, Job, State, View
 from onejob.lifecycle import mature, start
 from onejob.stores.bell import Bell
 from onejob.stores.book import Book
-from onejob.stores.contract import Counts, Filter, Guarantees, Lease, Step, Tally
+from onejob.stores.contract import Counts, Filter, Finding, Guarantees, Lease, Schema, Step, Tally
 
 TIMED = {State.SCHEDULED, State.RETRYABLE}
 
@@ -155,6 +155,22 @@ class MemoryStore:
     async def wait(self, timeout: float) -> None:
         """Wait for a change."""
         await self._bell.wait(timeout)
+
+    def schema(self) -> Schema:
+        """Tell that there are no tables to be of any version."""
+        return Schema(1, 1)
+
+    def migrate(self) -> Schema:
+        """Do nothing: there are no tables."""
+        return self.schema()
+
+    def migration_sql(self) -> str:
+        """Write nothing: there are no tables."""
+        return ""
+
+    async def examine(self) -> list[Finding]:
+        """Find nothing: there is nothing beneath."""
+        return []
 
     async def close(self) -> None:
         """Do nothing: there is nothing to let go of."""

@@ -71,8 +71,10 @@ def foresee(steps: Sequence[Step], now: datetime) -> Flow[list[Any] | None]:
 def load(book: Book, steps: Sequence[Step]) -> Flow[None]:
     """Read the jobs and keys that steps name into the book."""
     yield from load_jobs(book, {step.job_id for step in steps if step.job_id is not None})
-    keys = {step.key: step.marks for step in steps if step.key is not None}
-    keys |= {job.key: needs_mark(job) for job in book.jobs.values() if job.key is not None}
+    keys = dict.fromkeys((step.key for step in steps if step.key is not None), False)
+    keys |= dict.fromkeys((step.key for step in steps if step.key is not None and step.marks), True)
+    # Whatever its own policy, another policy of the key may have marked a job.
+    keys |= dict.fromkeys((job.key for job in book.jobs.values() if job.key is not None), True)
     yield from load_keys(book, list(keys))
     yield from load_marks(book, [key for key, marks in keys.items() if marks])
 
@@ -103,8 +105,8 @@ def load_keys(book: Book, keys: Sequence[bytes]) -> Flow[None]:
 
 def load_marks(book: Book, keys: Sequence[bytes]) -> Flow[None]:
     """Read the marks of keys, and the jobs that they name."""
-    for key in keys:
-        for row in (yield Ask("mark", (key,))):
+    if keys:
+        for row in (yield Ask("marks", (b"".join(keys), len(keys)))):
             book.note(read_mark(row))
     yield from load_jobs(book, {mark.job for mark in book.marks.values()})
 
@@ -225,7 +227,9 @@ def find(wanted: Filter) -> Flow[list[Job]]:
 
 def question(wanted: Filter) -> Ask:
     """Choose the statement for a filter."""
-    if wanted.key is not None:
+    if wanted.key is not None and wanted == Filter(
+        namespace=wanted.namespace, key=wanted.key, limit=wanted.limit, offset=wanted.offset
+    ):
         return Ask("find_by_key", (wanted.key, wanted.limit, wanted.offset))
     if wanted.leased_until is not None:
         return Ask("find_expired", (micros(wanted.leased_until), wanted.limit))
@@ -247,6 +251,7 @@ def question(wanted: Filter) -> Ask:
             wanted.task,
             wanted.held,
             wanted.chain_id,
+            wanted.key,
             wanted.newest_first,
             wanted.limit,
             wanted.offset,

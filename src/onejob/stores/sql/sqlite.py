@@ -31,8 +31,8 @@ from onejob.errors import (
 from onejob.forks import generation
 from onejob.job import Job, View
 from onejob.stores.bell import Bell
-from onejob.stores.contract import Counts, Filter, Guarantees, Lease, Step, Tally
-from onejob.stores.sql import flows
+from onejob.stores.contract import Counts, Filter, Finding, Guarantees, Lease, Schema, Step, Tally
+from onejob.stores.sql import flows, health
 from onejob.stores.sql.flows import Ask, Flow, drive
 from onejob.stores.sql.lockfile import LockFile
 from onejob.stores.sql.rows import Row, micros, write_job
@@ -203,10 +203,26 @@ class SQLiteStore:
                 self._engine = Engine(self.path, self._synchronous, self._timeout, self.now)
             return self._engine
 
-    def migrate(self) -> int:
-        """Bring the schema up to date and tell its version; opening does the same."""
+    def schema(self) -> Schema:
+        """Tell the version of the tables, over a connection that cannot write."""
+        with translating(self.path):
+            return Schema(health.schema_version(self.path), SCHEMA)
+
+    def migrate(self) -> Schema:
+        """Make the tables or bring them up to date; opening does the same."""
         self._open()
-        return SCHEMA
+        return self.schema()
+
+    def migration_sql(self) -> str:
+        """Write out what `migrate` would run now, as one script."""
+        return script_after(self.schema().found, self.now())
+
+    async def examine(self) -> list[Finding]:
+        """Look at the library, the file and its settings."""
+        with translating(self.path):
+            return await asyncio.to_thread(
+                health.examine, self.path, self._synchronous, SCHEMA, affected=may_corrupt()
+            )
 
     async def close(self) -> None:
         """Finish what is under way and close the file."""
@@ -471,6 +487,18 @@ def upgrade(connection: sqlite3.Connection, version: int, now: datetime) -> None
     except BaseException:
         connection.execute("ROLLBACK")
         raise
+
+
+def script_after(version: int, now: datetime) -> str:
+    """Write what `upgrade` runs as one script for people who run it themselves."""
+    todo = {number: text for number, text in migrations("sqlite").items() if number > version}
+    if not todo:
+        return ""
+    parts = ["BEGIN IMMEDIATE;", f"{SQL['create_schema_table']};"]
+    for number, text in todo.items():
+        record = SQL["record_schema_version"].replace("?, ?", f"{number}, {micros(now)}")
+        parts += [text.strip(), f"{record};"]
+    return "\n\n".join([*parts, "COMMIT;\n"])
 
 
 def split(script: str) -> Iterator[str]:

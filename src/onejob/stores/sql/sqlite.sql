@@ -32,8 +32,10 @@ SELECT onejob_jobs.* FROM position CROSS JOIN onejob_jobs ON held_key = substr(?
 UNION ALL
 SELECT onejob_jobs.* FROM position CROSS JOIN onejob_jobs ON next_key = substr(?1, i * 32 + 1, 32);
 
--- name: mark
-SELECT key, version, job, void, touched_at FROM onejob_marks WHERE key = ?;
+-- name: marks
+WITH RECURSIVE position (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM position WHERE i + 1 < ?2)
+SELECT key, version, job, void, touched_at
+FROM position CROSS JOIN onejob_marks ON key = substr(?1, i * 32 + 1, 32);
 
 -- name: insert_job
 INSERT INTO onejob_jobs VALUES (
@@ -95,8 +97,9 @@ WHERE (?1 IS NULL OR namespace = ?1)
     AND (?4 IS NULL OR task = ?4)
     AND (NOT ?5 OR held_key IS NOT NULL OR next_key IS NOT NULL)
     AND (?6 IS NULL OR chain_id = ?6)
-ORDER BY CASE WHEN ?7 THEN id END DESC, CASE WHEN NOT ?7 THEN id END
-LIMIT ?8 OFFSET ?9;
+    AND (?7 IS NULL OR key = ?7)
+ORDER BY CASE WHEN ?8 THEN id END DESC, CASE WHEN NOT ?8 THEN id END
+LIMIT ?9 OFFSET ?10;
 
 -- name: find_newest
 -- The same without a sort, for the page that everybody opens first.

@@ -1,0 +1,90 @@
+"""`onejob enqueue`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onejob.cli.apps import app_command
+from onejob.cli.arguments import Pair, bind, task_arguments
+from onejob.cli.options import json_or_text, read_duration, read_pair
+from onejob.cli.output import admission_document, compact, emit, facts, paint, plain
+from onejob.errors import Duplicate
+
+if TYPE_CHECKING:
+    from onejob import Admission, App, Task
+
+
+@app_command(example="onejob enqueue shop:app sync_user user_id=42 --delay 30s", needs_tasks=True)
+@click.argument("task")
+@task_arguments
+@click.option(
+    "--delay", type=read_duration, metavar="DURATION", help="Run no sooner than after this: 30s, 5m."
+)
+@click.option("--priority", type=int, help="Higher runs sooner.")
+@click.option("--queue", help="Another queue than the task's.")
+@click.option("--key", help="An identity of your own, instead of the policy's.")
+@click.option("--force", is_flag=True, help="Admit even if the same work is under way.")
+@click.option(
+    "--meta", type=read_pair, multiple=True, metavar="NAME=VALUE", help="Metadata; may be repeated."
+)
+@click.option("--wait", is_flag=True, help="Wait for the result and print it.")
+async def enqueue(
+    app: App,
+    *,
+    task: str,
+    pairs: tuple[Pair, ...],
+    given: dict[str, Any] | None,
+    meta: tuple[Pair, ...],
+    wait: bool,
+    as_json: bool,
+    **choices: Any,
+) -> int | None:
+    """Ask for a call of TASK, and print what became of the request.
+
+    Values are read as JSON if they are that, and as text if not. A duplicate is an answer, not an error,
+    unless the policy rejects it.
+    """
+    chosen = configured(app.task_named(task), meta=meta, **choices)
+    args, kwargs = bind(chosen, pairs, given)
+    try:
+        admission: Admission[Any] = await chosen.enqueue(*args, **kwargs)
+    except Duplicate as refusal:
+        show(refusal.admission, as_json=as_json)
+        return 1
+    if wait and not as_json:
+        show(admission, as_json=False)
+    outcome = {"result": await admission.result()} if wait else {}
+    if as_json or not wait:
+        show(admission, as_json=as_json, **outcome)
+    else:
+        facts({"result": compact(outcome["result"])})
+    return None
+
+
+def configured(
+    task: Task[..., Any],
+    *,
+    delay: timedelta | None,
+    priority: int | None,
+    queue: str | None,
+    key: str | None,
+    force: bool,
+    meta: tuple[Pair, ...],
+) -> Task[..., Any]:
+    """Give a task the options of this call."""
+    fields = {name: json_or_text(text) for name, text in meta} or None
+    return task.options(delay=delay, priority=priority, queue=queue, key=key, force=force, meta=fields)
+
+
+def show(admission: Admission[Any], *, as_json: bool, **more: Any) -> None:
+    """Print what became of a request."""
+    if as_json:
+        emit(admission_document(admission) | more)
+        return
+    click.echo(f"{paint(str(admission.outcome))}  job {admission.job.id}  {admission.job.state}")
+    click.echo(plain(admission.reason))
+    if admission.key is not None:
+        facts({"key": admission.key})
