@@ -141,6 +141,7 @@ def refuse_deadlock(job: Job) -> None:
 async def follow(app: App, job_id: str) -> AsyncIterator[Job]:
     """Yield the job each time it may have changed, going on to whichever job superseded it."""
     while True:
+        seen = app.store.pulse()
         [job] = await app.store.get([job_id])
         if job is None:
             return
@@ -148,7 +149,7 @@ async def follow(app: App, job_id: str) -> AsyncIterator[Job]:
             job_id = job.superseded_by
             continue
         yield job
-        await app.store.wait(LOOK_AGAIN)
+        await app.store.wait(LOOK_AGAIN, seen)
 
 
 def result_of(job: Job, returns: Any) -> Any:

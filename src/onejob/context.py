@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ class Context:
         self.app = app
         self.job = job
         self.deadline = deadline
-        self.stop = threading.Event()
+        self.stop = False  # set on the loop, read in the run's own thread
         self.told: bytes | None = None
 
     @property
@@ -37,7 +36,7 @@ class Context:
     @property
     def cancelled(self) -> bool:
         """Whether this run has been told to stop; plain functions should look now and then."""
-        return self.stop.is_set()
+        return self.stop
 
     def progress(self, fraction: float, message: str = "") -> None:
         """Tell how far the run is, from 0 to 1; stored within a second."""

@@ -82,6 +82,9 @@ class Retry:
         return timedelta(seconds=seconds * (1 + self.jitter * (2 * chance - 1)))
 
 
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+
+
 class Job(msgspec.Struct, frozen=True, gc=False):
     """One admitted unit of work. The fields are the columns of every store, in this order."""
 
@@ -132,12 +135,12 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     @property
     def arguments(self) -> dict[str, Any]:
         """The call's arguments as plain JSON values; empty in a tombstone."""
-        return msgspec.json.decode(self.args, type=dict[str, Any]) if self.args else {}
+        return _decode_object(self.args) if self.args else {}
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The call's metadata as plain JSON values."""
-        return msgspec.json.decode(self.meta, type=dict[str, Any])
+        return _decode_object(self.meta)
 
     @property
     def failures(self) -> list[dict[str, Any]]:

@@ -166,7 +166,8 @@ def start(view: View, *, worker: str, lease: timedelta) -> Changes:
         lease_until=view.now + lease,
         held_key=None if releases else job.held_key,
     )
-    return Changes(answer=running, updates=(running,))
+    promoted = (promote(view.successor, view.now),) if releases and job.held_key and view.successor else ()
+    return Changes(answer=running, updates=(running, *promoted))
 
 
 def mature(view: View) -> Changes:

@@ -82,6 +82,10 @@ class Signature:
         )
         self._plain = all(p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY} for p in parameters)
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._lax = {
+            name for name, default in self._defaults.items() if default is None
+        }  # `size: int = None`
+        self._known = frozenset(self.names)
         self._hints = _hints(function)
         self.returns = self._hints.pop("return", Any)
 
@@ -90,7 +94,7 @@ class Signature:
         if self._plain and len(args) <= len(self._positional):
             bound = {**self._defaults, **dict(zip(self._positional, args, strict=False)), **kwargs}
             clash = kwargs and not kwargs.keys().isdisjoint(self._positional[: len(args)])
-            if len(bound) == len(self.names) and bound.keys() == set(self.names) and not clash:
+            if len(bound) == len(self.names) and bound.keys() == self._known and not clash:
                 return bound
         return self._bind_slowly(args, kwargs)
 
@@ -106,13 +110,19 @@ class Signature:
         """Turn stored arguments into what the function is called with."""
         if not self._hints and self._plain:
             return [], dict(stored)
+        if self._plain:
+            return [], {
+                name: None
+                if value is None and name in self._lax
+                else convert(value, self._hints.get(name, Any))
+                for name, value in stored.items()
+                if name in self._known
+            }
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for name, parameter in self._signature.parameters.items():
             if name in stored:
-                lax = (
-                    stored[name] is None and parameter.default is None
-                )  # `size: int = None`, as people write it
+                lax = stored[name] is None and name in self._lax
                 value = None if lax else convert(stored[name], self._hint(parameter))
                 _place(parameter, value, args, kwargs)
         return args, kwargs

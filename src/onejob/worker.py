@@ -178,13 +178,14 @@ class Worker:
         self._wake.clear()
         quiet = not (self._runs or self._ended or self._writing)  # else what ends may make more work due
         room = self.concurrency - len(self._runs)
+        seen = self.app.store.pulse()  # before looking, so that no request slips in between unnoticed
         jobs = await self.app.store.lease(self._wanted(room)) if room else []
         for job in jobs:
             self._start(job)
         if not jobs and self._drain and quiet and await self._is_done():
             return False
         if not jobs:
-            await self._pause(idle=room > 0)
+            await self._pause(seen, idle=room > 0)
         elif len(jobs) == room:
             await asyncio.sleep(0)  # let quick jobs end, so that the next lease is as large as it can be
         return True
@@ -203,11 +204,11 @@ class Worker:
             limits={queue: most for queue, most in self.app.queues.items() if most is not None},
         )
 
-    async def _pause(self, *, idle: bool) -> None:
+    async def _pause(self, seen: Any, *, idle: bool) -> None:
         """Wait until a place is free or something may be due."""
         waiting: list[asyncio.Task[Any]] = [asyncio.create_task(self._wake.wait())]
         if idle:
-            waiting.append(asyncio.create_task(self.app.store.wait(await self._until_due())))
+            waiting.append(asyncio.create_task(self.app.store.wait(await self._until_due(), seen)))
         _, late = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in late:
             task.cancel()
@@ -268,7 +269,7 @@ class Worker:
             async with asyncio.timeout(run.job.timeout):
                 return await self._invoke(task, args, kwargs)
         except TimeoutError:
-            run.context.stop.set()
+            run.context.stop = True
             raise TimeoutError(f"the run took longer than {run.job.timeout:g} s") from None
 
     async def _invoke(self, task: Task[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -327,7 +328,7 @@ class Worker:
 
     def _interrupt(self, run: Run, why: Why) -> None:
         run.stopped_for = run.stopped_for or why
-        run.context.stop.set()
+        run.context.stop = True
         plain = not self.app.tasks[run.job.task].is_async
         if run.task is not None and not (plain and why == "cancelled"):  # a thread must notice by itself
             run.task.cancel()

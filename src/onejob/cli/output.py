@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
 NARROWEST = 8  # columns that a shortened cell keeps
 GAP = "  "
+STEPS = (
+    (timedelta(days=1), timedelta(hours=1)),
+    (timedelta(hours=1), timedelta(minutes=1)),
+    (timedelta(seconds=10), timedelta(seconds=1)),
+    (timedelta(seconds=1), timedelta(milliseconds=100)),
+)
 COLOURS = {
     "active": "cyan",
     "available": "blue",
@@ -190,14 +196,13 @@ def away(moment: datetime | None) -> str:
 
 
 def rough(span: timedelta) -> str:
-    """Spell a duration as people say it: two units at most, no fractions above ten seconds."""
+    """Spell a duration as people say it: in two units at most, to the millisecond only below a second."""
     from onejob.schedule import spell
 
-    for unit, step in ((timedelta(days=1), timedelta(hours=1)), (timedelta(hours=1), timedelta(minutes=1))):
+    for unit, step in STEPS:
         if span >= unit:
             return spell(span // step * step)
-    steps = timedelta(seconds=1) if span >= timedelta(seconds=10) else timedelta(milliseconds=100)
-    return spell(span // steps * steps)
+    return spell(span // timedelta(milliseconds=1) * timedelta(milliseconds=1))
 
 
 def number_of(count: int, noun: str) -> str:

@@ -13,24 +13,28 @@ class Bell:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[bool]]] = []
+        self.rings = 0
 
     def ring(self) -> None:
-        """Wake everybody who waits now."""
-        if not self._waiting:
-            return
+        """Wake everybody who waits now, and everybody who noted `rings` before and waits later."""
         with self._lock:
+            self.rings += 1
+            if not self._waiting:
+                return
             waiting, self._waiting = self._waiting, []
         for loop, future in waiting:
             with contextlib.suppress(RuntimeError):  # its loop has closed
                 loop.call_soon_threadsafe(_wake, future)
 
-    async def wait(self, timeout: float) -> bool:
-        """Return True when the bell rings, False after `timeout` seconds."""
+    async def wait(self, timeout: float, since: int) -> bool:
+        """Return True once the bell has rung after `since` was noted, False after `timeout` seconds."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bool] = loop.create_future()
         timer = loop.call_later(timeout, _give_up, future)
         entry = (loop, future)
         with self._lock:
+            if self.rings != since:
+                future.set_result(True)
             self._waiting.append(entry)
         try:
             return await future

@@ -83,6 +83,6 @@ class Book:
             changes = step.act(self.view(step, now))
         except OnejobError as refusal:
             return refusal
+        record(changes)  # first, so that it can see what was there before
         self.write(changes)
-        record(changes)
         return changes.answer

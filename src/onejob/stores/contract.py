@@ -163,7 +163,10 @@ class Store(Protocol):
     async def next_due(self, namespace: str) -> datetime | None:
         """Tell when the next scheduled or retryable job is due."""
 
-    async def wait(self, timeout: float) -> None:
+    def pulse(self) -> Any:
+        """Note where the store stands: ask before looking, so that `wait` misses nothing that comes after."""
+
+    async def wait(self, timeout: float, since: Any = None) -> None:
         """Return when something may have changed, or after `timeout` seconds: a hint, never a promise."""
 
     def schema(self) -> Schema:

@@ -64,32 +64,30 @@ class MemoryStore:
             now = self.now()
             for job in self._select(lambda job: job.state in TIMED and job.run_at <= now):
                 self._book.run(Step(mature, job.id), now, _forget)
+            act = partial(start, worker=wanted.worker, lease=wanted.duration)
             started: list[Job] = []
-            for job in sorted(self._due(wanted), key=rank):
-                self._start(job, wanted, started)
+            while len(started) < wanted.total and (due := self._due(wanted, started)):
+                best = min(due, key=rank)  # anew each time: one that gives way may let its successor in
+                leased = self._book.run(Step(act, best.id), now, _forget)
+                started.extend([leased] if leased is not None else [])
             return started
 
-    def _due(self, wanted: Lease) -> list[Job]:
+    def _due(self, wanted: Lease, started: Sequence[Job]) -> list[Job]:
+        open_queues = {queue for queue in wanted.queues if self._has_room(queue, wanted, started)}
         return self._select(
             lambda job: (
                 job.state is State.AVAILABLE
                 and job.namespace == wanted.namespace
                 and job.task in wanted.tasks
-                and job.queue in wanted.queues
+                and job.queue in open_queues
             )
         )
 
-    def _start(self, job: Job, wanted: Lease, started: list[Job]) -> None:
-        active = len(self._select(lambda other: _active_in(other, wanted.namespace, job.queue)))
-        from_queue = sum(other.queue == job.queue for other in started)
-        if (
-            len(started) < wanted.total
-            and from_queue < wanted.queues[job.queue]
-            and active < wanted.limits.get(job.queue, active + 1)
-        ):
-            act = partial(start, worker=wanted.worker, lease=wanted.duration)
-            leased = self._book.run(Step(act, job.id), self.now(), _forget)
-            started.extend([leased] if leased is not None else [])
+    def _has_room(self, queue: str, wanted: Lease, started: Sequence[Job]) -> bool:
+        if sum(job.queue == queue for job in started) >= wanted.queues[queue]:
+            return False
+        active = len(self._select(lambda job: _active_in(job, wanted.namespace, queue)))
+        return active < wanted.limits.get(queue, active + 1)
 
     async def look(self, key: bytes) -> View:
         """Show who stands for a key."""
@@ -152,9 +150,13 @@ class MemoryStore:
             timed = self._select(lambda job: job.state in TIMED and job.namespace == namespace)
         return min((job.run_at for job in timed), default=None)
 
-    async def wait(self, timeout: float) -> None:
+    def pulse(self) -> int:
+        """Note how often something has changed."""
+        return self._bell.rings
+
+    async def wait(self, timeout: float, since: int | None = None) -> None:
         """Wait for a change."""
-        await self._bell.wait(timeout)
+        await self._bell.wait(timeout, self.pulse() if since is None else since)
 
     def schema(self) -> Schema:
         """Tell that there are no tables to be of any version."""

@@ -27,7 +27,7 @@ from onejob.stores.sql.rows import (
     read_job,
     read_mark,
     read_tally,
-    write_changes,
+    revision,
     write_job,
     write_mark,
 )
@@ -55,7 +55,7 @@ def apply(steps: Sequence[Step], now: datetime) -> Flow[list[Any]]:
     """Read what the steps name, run them in order, write what they changed."""
     book, ledger = Book(), Ledger()
     yield from load(book, steps)
-    answers = [book.run(step, now, partial(enter, ledger)) for step in steps]
+    answers = [book.run(step, now, partial(enter, book, ledger)) for step in steps]
     yield from write(ledger)
     return answers
 
@@ -64,7 +64,7 @@ def foresee(steps: Sequence[Step], now: datetime) -> Flow[list[Any] | None]:
     """Answer steps that change nothing; None if any would write, so that they must run under the lock."""
     book, ledger = Book(), Ledger()
     yield from load(book, steps)
-    answers = [book.run(step, now, partial(enter, ledger)) for step in steps]
+    answers = [book.run(step, now, partial(enter, book, ledger)) for step in steps]
     return None if ledger else answers
 
 
@@ -75,7 +75,8 @@ def load(book: Book, steps: Sequence[Step]) -> Flow[None]:
     keys |= dict.fromkeys((step.key for step in steps if step.key is not None and step.marks), True)
     # Whatever its own policy, another policy of the key may have marked a job.
     keys |= dict.fromkeys((job.key for job in book.jobs.values() if job.key is not None), True)
-    yield from load_keys(book, list(keys))
+    yield from load_successors(book, [key for key in keys if key in book.held])
+    yield from load_keys(book, [key for key in keys if key not in book.held])
     yield from load_marks(book, [key for key, marks in keys.items() if marks])
 
 
@@ -103,6 +104,14 @@ def load_keys(book: Book, keys: Sequence[bytes]) -> Flow[None]:
                 book.put(read_job(row))
 
 
+def load_successors(book: Book, keys: Sequence[bytes]) -> Flow[None]:
+    """Read the successors of keys whose holders are in the book already."""
+    if keys:
+        for row in (yield Ask("successors_for_all", (b"".join(keys), len(keys)))):
+            if row[0] not in book.jobs:
+                book.put(read_job(row))
+
+
 def load_marks(book: Book, keys: Sequence[bytes]) -> Flow[None]:
     """Read the marks of keys, and the jobs that they name."""
     if keys:
@@ -116,11 +125,14 @@ def needs_mark(job: Job) -> bool:
     return job.version is not None or bool(job.traits & Trait.NEWEST_WINS)
 
 
-def enter(ledger: Ledger, changes: Changes) -> None:
+def enter(book: Book, ledger: Ledger, changes: Changes) -> None:
     """Add a step's changes to what will be written."""
-    ledger.extend(("update_job", write_changes(job)) for job in changes.updates)
-    ledger.extend(("insert_job", write_job(job)) for job in changes.inserts)
-    ledger.extend(("delete_job", (job_id,)) for job_id in changes.deletes)
+    for job in changes.updates:
+        ledger.append(revision(book.jobs.get(job.id), job))
+    for job in changes.inserts:
+        ledger.append(("insert_job", write_job(job)))
+    for job_id in changes.deletes:
+        ledger.append(("delete_job", (job_id,)))
     if changes.mark is not None:
         mark = changes.mark
         ledger.append(("write_mark", write_mark(mark)) if mark.job else ("drop_mark", (mark.key,)))
@@ -151,9 +163,9 @@ def lease(wanted: Lease, now: datetime) -> Flow[list[Job]]:
 def ripen(now: datetime) -> Flow[None]:
     """Make scheduled and retryable jobs available when their time has come."""
     rows = yield Ask("timed_due", (micros(now), MATURED_AT_ONCE))
-    ledger = Ledger()
+    book, ledger = Book(), Ledger()
     for row in rows:
-        enter(ledger, mature(View(now, read_job(row))))
+        enter(book, ledger, mature(View(now, read_job(row))))
     yield from write(ledger)
 
 
@@ -186,17 +198,28 @@ def rank(job: Job) -> tuple[int, datetime, int, str]:
 
 
 def begin(candidates: Sequence[Job], wanted: Lease, now: datetime) -> Flow[list[Job]]:
-    """Start the candidates, but for those that a newer request has overtaken."""
+    """Start the candidates, best first, up to one that lets its successor in: that may be better."""
     book, ledger = Book(), Ledger()
     for job in candidates:
         book.put(job)
-    fenced = [job.key for job in candidates if job.key is not None and needs_mark(job)]
+    fenced = [job.key for job in candidates if job.key is not None and may_let_go(job)]
     yield from load_keys(book, fenced)
     yield from load_marks(book, fenced)
     act = partial(start, worker=wanted.worker, lease=wanted.duration)
-    answers = [book.run(Step(act, job.id), now, partial(enter, ledger)) for job in candidates]
+    started: list[Job] = []
+    for job in candidates:
+        waiting = len(book.nexts)
+        leased = book.run(Step(act, job.id), now, partial(enter, book, ledger))
+        started.extend([leased] if leased is not None else [])
+        if leased is None or len(book.nexts) < waiting:
+            break
     yield from write(ledger)
-    return [job for job in answers if job is not None]
+    return started
+
+
+def may_let_go(job: Job) -> bool:
+    """Tell whether starting this job may free its key or end it."""
+    return needs_mark(job) or bool(job.traits & Trait.RELEASES_AT_START)
 
 
 # ── reading ───────────────────────────────────────────────────────────────────────────────────────

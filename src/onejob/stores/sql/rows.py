@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from onejob.job import EPOCH, Job, Mark, Retry, State
+from onejob.job import EPOCH, Job, Mark, Retry, State, alter
 from onejob.stores.contract import Tally
 
 Row = Sequence[Any]
@@ -117,6 +117,50 @@ def write_changes(job: Job) -> Row:
         job.progress,
         job.id,
     )
+
+
+def write_start(job: Job) -> Row:
+    """Make the row of what a start changes, the id last."""
+    return (
+        job.state.value,
+        job.attempt,
+        micros(job.started_at),
+        job.token,
+        job.worker,
+        micros(job.lease_until),
+        job.id,
+    )
+
+
+def write_end(job: Job) -> Row:
+    """Make the row of what the end of a run changes, the id last."""
+    return (
+        job.state.value,
+        micros(job.finished_at),
+        job.held_key,
+        job.reason,
+        job.worker,
+        micros(job.lease_until),
+        job.result,
+        job.id,
+    )
+
+
+def revision(old: Job | None, new: Job) -> tuple[str, Row]:
+    """Choose the narrowest statement that writes all that has changed."""
+    if old is None:
+        return "update_job", write_changes(new)
+    common = alter(old, state=new.state, worker=new.worker, lease_until=new.lease_until)
+    if alter(common, attempt=new.attempt, started_at=new.started_at, token=new.token) == new:
+        return "start_job", write_start(new)
+    if (
+        alter(
+            common, finished_at=new.finished_at, held_key=new.held_key, reason=new.reason, result=new.result
+        )
+        == new
+    ):
+        return "end_job", write_end(new)
+    return "update_job", write_changes(new)
 
 
 def read_job(row: Row) -> Job:

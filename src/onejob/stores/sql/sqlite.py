@@ -45,7 +45,7 @@ Plan = Callable[[datetime], Flow[Any]]
 SQL = statements("sqlite")
 SCHEMA = max(migrations("sqlite"))
 GROUP = 512  # requests that share one commit at most
-CHECKPOINT_ROWS = 250
+CHECKPOINT_PAGES = 1000  # of the write-ahead log, as SQLite does by default
 POLL = 0.004  # seconds between two looks for other processes' commits
 
 GUARANTEES = MappingProxyType(
@@ -182,13 +182,16 @@ class SQLiteStore:
     async def _read(self, plan: Plan) -> Any:
         return await self._open().submit(plan, reads=True)
 
-    async def wait(self, timeout: float) -> None:
+    def pulse(self) -> tuple[int, int]:
+        """Note how often this process has changed something, and the version that others' commits change."""
+        return self._bell.rings, self._open().data_version()
+
+    async def wait(self, timeout: float, since: tuple[int, int] | None = None) -> None:
         """Wait for a change by this process, or poll for one by another."""
-        engine = self._open()
-        seen = engine.data_version()
+        rings, version = self.pulse() if since is None else since
         ends = asyncio.get_running_loop().time() + timeout
         while (left := ends - asyncio.get_running_loop().time()) > 0:
-            if await self._bell.wait(min(POLL, left)) or engine.data_version() != seen:
+            if await self._bell.wait(min(POLL, left), rings) or self._open().data_version() != version:
                 return
 
     # ── opening and closing ───────────────────────────────────────────────────────────────────────
@@ -241,7 +244,6 @@ class Engine:
         self.generation = generation()
         self._path = path
         self._clock = clock
-        self._folded = 0
         self._absorbing = False  # whether the last request turned out to be a duplicate
         self._mutex = threading.Lock()
         self._reading = threading.Lock()
@@ -251,6 +253,8 @@ class Engine:
             with self._lock:
                 self._writer = connect(path, synchronous, timeout)
                 prepare_schema(self._writer, path, clock())
+                # It checkpoints as part of a commit, and commits only ever under the lock.
+                self._writer.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
                 self._reader = connect(path, synchronous, timeout)
         self._cursor = self._writer.cursor()
         self._read_cursor = self._reader.cursor()
@@ -296,7 +300,6 @@ class Engine:
         [job] = changes.inserts
         if self._cursor.execute(SQL["insert_job_if_free"], write_job(job)).rowcount != 1:
             return None
-        self._checkpoint()
         return changes.answer
 
     def _settle_one(self, step: Step) -> Any:
@@ -328,14 +331,7 @@ class Engine:
             if self._writer.in_transaction:
                 cursor.execute("ROLLBACK")
             raise
-        self._checkpoint()
         return answers
-
-    def _checkpoint(self) -> None:
-        """Fold the log into the database every so many rows; only ever called under the lock."""
-        if self._writer.total_changes - self._folded >= CHECKPOINT_ROWS:
-            self._folded = self._writer.total_changes
-            self._cursor.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def _run_reads(self, plans: Sequence[Plan]) -> list[Any]:
         return [self._run_read(plan) for plan in plans]

@@ -32,6 +32,10 @@ SELECT onejob_jobs.* FROM position CROSS JOIN onejob_jobs ON held_key = substr(?
 UNION ALL
 SELECT onejob_jobs.* FROM position CROSS JOIN onejob_jobs ON next_key = substr(?1, i * 32 + 1, 32);
 
+-- name: successors_for_all
+WITH RECURSIVE position (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM position WHERE i + 1 < ?2)
+SELECT onejob_jobs.* FROM position CROSS JOIN onejob_jobs ON next_key = substr(?1, i * 32 + 1, 32);
+
 -- name: marks
 WITH RECURSIVE position (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM position WHERE i + 1 < ?2)
 SELECT key, version, job, void, touched_at
@@ -57,6 +61,17 @@ UPDATE onejob_jobs SET
     attempt = ?, started_at = ?, finished_at = ?, held_key = ?, next_key = ?, traits = ?, held_at = ?,
     holds_until = ?, version = ?, superseded_by = ?, reason = ?, token = ?, worker = ?, lease_until = ?,
     cancel_requested = ?, errors = ?, result = ?, progress = ?
+WHERE id = ?;
+
+-- name: start_job
+-- What a start changes. The fewer columns are named, the fewer indexes are written: this leaves the hold's alone.
+UPDATE onejob_jobs SET state = ?, attempt = ?, started_at = ?, token = ?, worker = ?, lease_until = ?
+WHERE id = ?;
+
+-- name: end_job
+-- What the end of a run changes.
+UPDATE onejob_jobs SET
+    state = ?, finished_at = ?, held_key = ?, reason = ?, worker = ?, lease_until = ?, result = ?
 WHERE id = ?;
 
 -- name: delete_job

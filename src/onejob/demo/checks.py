@@ -1,0 +1,62 @@
+"""What the demo claims, and whether it is true. Pure: the numbers come from the store and the handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TIME_LIMIT = 10.0  # seconds
+
+
+@dataclass(frozen=True)
+class Line:
+    """One scenario in numbers, each counted in a place of its own."""
+
+    scenario: str
+    requests: int  # by the caller: answers that came back
+    ran: int  # by the store: jobs that a worker started
+    absorbed: int  # by the store: requests counted in its ledger, and jobs that gave way before they ran
+    lost: int  # by the store: requests whose work no completed job stands for
+    handled: int  # by the handlers: different jobs that they were called for
+    claims: Sequence[tuple[str, bool]]  # what the scenario shows, and whether it did
+
+    @property
+    def is_true(self) -> bool:
+        """Whether nothing is wrong with this line."""
+        return not faults(self)
+
+
+def faults(line: Line) -> list[str]:
+    """Say everything that is wrong with a line; nothing if it may be printed."""
+    found = [f"it is not so that {claim}" for claim, holds in line.claims if not holds]
+    if line.requests != line.ran + line.absorbed:
+        found.append(f"{line.requests} requests are not {line.ran} that ran and {line.absorbed} absorbed")
+    if line.handled != line.ran:
+        found.append(f"the store started {line.ran} jobs, but handlers saw {line.handled}")
+    if line.lost:
+        found.append(f"{line.lost} requests were lost")
+    if not line.requests or not line.claims:
+        found.append("nothing was shown")
+    return [f"{line.scenario}: {fault}" for fault in found]
+
+
+def total(lines: Sequence[Line]) -> Line:
+    """Add the lines up."""
+    return Line(
+        "total",
+        sum(line.requests for line in lines),
+        sum(line.ran for line in lines),
+        sum(line.absorbed for line in lines),
+        sum(line.lost for line in lines),
+        sum(line.handled for line in lines),
+        [(f"{line.scenario} holds", line.is_true) for line in lines],
+    )
+
+
+def all_faults(lines: Sequence[Line], seconds: float) -> list[str]:
+    """Say everything that is wrong with the whole demo."""
+    found = [fault for line in lines for fault in faults(line)]
+    found += faults(total(lines)) if not found else []
+    if seconds > TIME_LIMIT:
+        found.append(f"it took {seconds:.1f} s, more than {TIME_LIMIT:.0f} s")
+    return found

@@ -1,0 +1,121 @@
+"""The demo from beginning to end: play, count, check, and say where to look next."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_format
+import logging
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from onejob import App
+from onejob.demo.checks import Line, all_faults, total
+from onejob.demo.scenarios import SCENARIOS
+from onejob.demo.scene import Scene
+from onejob.demo.screen import Screen
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a whole demo came to."""
+
+    lines: Sequence[Line]
+    seconds: float
+    busiest: str  # the id of the job that stood for most requests
+
+
+def main(json: bool = False) -> int:  # noqa: FBT001, FBT002 - the command's one flag
+    """Play the demo; 0 if everything that it shows was true, else 1."""
+    folder = Path(tempfile.mkdtemp(prefix="onejob-demo-"))
+    screen = Screen(silent=json)
+    try:
+        with unheard():
+            played = asyncio.run(play(folder, screen))
+        found = all_faults(played.lines, played.seconds)
+        if json:
+            sys.stdout.write(document(played, found))
+        else:
+            screen.table(played.lines, played.seconds)
+            point_onwards(screen, folder, played)
+    finally:
+        if json:
+            shutil.rmtree(folder)
+    for fault in found:
+        sys.stderr.write(f"onejob demo: FAILED: {fault}.\n")
+    return 1 if found else 0
+
+
+async def play(folder: Path, screen: Screen) -> Played:
+    """Play every scenario on one SQLite file."""
+    screen.say("Five ways to ask for the same work, on SQLite in a temporary directory.")
+    began = perf_counter()
+    answers: list[str] = []
+    lines: list[Line] = []
+    async with App(f"sqlite:///{folder / 'jobs.db'}") as app:
+        for number, (name, scenario) in enumerate(SCENARIOS.items(), start=1):
+            screen.open_scene(number, f"{name.capitalize()}: {(scenario.__doc__ or '').strip()}")
+            scene = Scene(app, name, screen)
+            line = await scene.line(await scenario(scene))
+            screen.close_scene(line)
+            lines.append(line)
+            answers += [answer.job.id for answer in scene.answers]
+    return Played(lines, perf_counter() - began, max(set(answers), key=answers.count))
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Keep the log of jobs that fail on purpose off the screen."""
+    log = logging.getLogger("onejob")
+    quiet = logging.NullHandler()
+    log.addHandler(quiet)
+    propagate, log.propagate = log.propagate, False
+    try:
+        yield
+    finally:
+        log.removeHandler(quiet)
+        log.propagate = propagate
+
+
+def document(played: Played, found: Sequence[str]) -> str:
+    """Write the numbers for programs."""
+
+    def numbers(line: Line) -> dict[str, Any]:
+        return asdict(line) | {"claims": dict(line.claims), "ok": line.is_true}
+
+    everything = {
+        "scenarios": [numbers(line) for line in played.lines],
+        "total": numbers(total(played.lines)),
+        "seconds": round(played.seconds, 3),
+        "faults": list(found),
+    }
+    return json_format.dumps(everything, ensure_ascii=False, indent=2) + "\n"
+
+
+def point_onwards(screen: Screen, folder: Path, played: Played) -> None:
+    """Tell a newcomer what to look at next."""
+    url = f"sqlite:///{folder / 'jobs.db'}"
+    screen.say()
+    screen.say(
+        "Every number was counted in the store and the handlers, and checked. The jobs are still there:"
+    )
+    screen.say(f"  {command('why', url, played.busiest)}")
+    screen.say(f"  {command('stats', url)}")
+    screen.say("The rules that decided all this are one pure function, decide() in src/onejob/unique.py.")
+
+
+def command(*words: str) -> str:
+    """Spell a command so that it can be copied from here and run."""
+    program = "onejob"
+    if shutil.which("onejob") is None:
+        beside = Path(sys.executable).with_name("onejob")
+        inside = beside.is_relative_to(Path.cwd())
+        program = str(beside.relative_to(Path.cwd()) if inside else beside)
+    return shlex.join([program, *words])

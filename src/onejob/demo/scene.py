@@ -1,0 +1,121 @@
+"""A scenario under way: it asks, remembers every answer, and counts who ran."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from onejob import Admission, App, Call, Duplicate, State, current
+from onejob.demo.checks import Line
+from onejob.demo.screen import Screen
+
+MOST = 100_000  # jobs that the demo could ever make
+PATIENCE = 8.0  # seconds before a scenario that hangs is given up
+
+
+class Scene:
+    """What one scenario does and sees."""
+
+    def __init__(self, app: App, name: str, screen: Screen) -> None:
+        self.app = app
+        self.name = name
+        self.answers: list[Admission[Any]] = []
+        self.runs: list[Any] = []  # what handlers were called with, in order
+        self.handled: Counter[str] = Counter()  # calls of handlers, per job
+        self.running: Counter[str] = Counter()
+        self.most_at_once: Counter[str] = Counter()
+        self.claims: list[tuple[str, bool]] = []
+        self._screen = screen
+
+    # ── asking ────────────────────────────────────────────────────────────────────────────────────
+
+    async def ask(self, request: Awaitable[Admission[Any]]) -> Admission[Any]:
+        """Make one request and remember the answer; a rejection is an answer too."""
+        try:
+            answer = await request
+        except Duplicate as duplicate:
+            answer = duplicate.admission
+        return self.note(answer)
+
+    def note(self, answer: Admission[Any]) -> Admission[Any]:
+        """Remember an answer."""
+        self.answers.append(answer)
+        self._move()
+        return answer
+
+    async def ask_at_once(self, *requests: Awaitable[Admission[Any]]) -> list[Admission[Any]]:
+        """Make requests at the same time, as a crowd of users would."""
+        return list(await asyncio.gather(*map(self.ask, requests)))
+
+    async def ask_in_bulk(self, calls: Sequence[Call[Any]]) -> list[Admission[Any]]:
+        """Make requests in one batch."""
+        return [self.note(answer) for answer in await calls[0].task.app.enqueue_many(calls)]
+
+    # ── running ───────────────────────────────────────────────────────────────────────────────────
+
+    @asynccontextmanager
+    async def run(self, group: str, *what: Any) -> AsyncIterator[None]:
+        """Stand around a handler's work: note what it was called with, and how many run beside it."""
+        self.runs.append((group, *what))
+        self.handled[current().job.id] += 1
+        self.running[group] += 1
+        self.most_at_once[group] = max(self.most_at_once[group], self.running[group])
+        self._move()
+        try:
+            yield
+        finally:
+            self.running[group] -= 1
+
+    def ran(self, group: str) -> list[Any]:
+        """List what the handlers of a group were called with."""
+        return [run[1:] for run in self.runs if run[0] == group]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is so."""
+        async with asyncio.timeout(PATIENCE):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    async def until_done(self) -> None:
+        """Wait until no job waits or runs."""
+        async with asyncio.timeout(PATIENCE):
+            while (stats := await self.app.stats()).pending or stats.in_flight:
+                await asyncio.sleep(0.01)
+
+    # ── counting ──────────────────────────────────────────────────────────────────────────────────
+
+    def claim(self, text: str, *, holds: bool) -> None:
+        """Note what this scenario has shown, or failed to."""
+        self.claims.append((text, holds))
+
+    async def line(self, tasks: Sequence[str]) -> Line:
+        """Count what became of the requests: here, in the handlers and in the store."""
+        jobs = [job for task in tasks for job in await self.app.jobs(task=task, limit=MOST)]
+        absorbed = (await self.app.stats()).absorbed
+        folded = sum(
+            number
+            for task in tasks
+            for outcome, number in absorbed.get(task, {}).items()
+            if outcome != "rerun"  # such a request has a job of its own, which is counted with the jobs
+        )
+        return Line(
+            scenario=self.name,
+            requests=len(self.answers),
+            ran=sum(job.started_at is not None for job in jobs),
+            absorbed=folded + sum(job.started_at is None for job in jobs),
+            lost=sum([await self._is_lost(answer) for answer in self.answers]),
+            handled=len(self.handled),
+            claims=tuple(self.claims),
+        )
+
+    async def _is_lost(self, answer: Admission[Any]) -> bool:
+        job = await self.app.job(answer.job.id)
+        while job.superseded_by is not None:
+            job = await self.app.job(job.superseded_by)
+        return job.state is not State.COMPLETED
+
+    def _move(self) -> None:
+        self._screen.move(len(self.answers), len(self.handled))

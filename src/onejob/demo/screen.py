@@ -1,0 +1,81 @@
+"""What the demo shows: a moving line on a terminal, one plain line per step anywhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+from onejob.demo.checks import Line, total
+
+ERASE = "\r\x1b[K"
+BAR = 24
+
+
+class Screen:
+    """Writes to a stream, in colour and in motion only where that is welcome."""
+
+    def __init__(self, stream: TextIO | None = None, *, silent: bool = False) -> None:
+        self._stream = stream or sys.stdout
+        self._silent = silent
+        self._moves = not silent and self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._colours = self._moves and not os.environ.get("NO_COLOR")
+        self._moving = ""
+
+    def say(self, text: str = "") -> None:
+        """Write a line, above the moving one."""
+        if not self._silent:
+            self._stream.write(f"{ERASE if self._moving else ''}{text}\n{self._moving}")
+            self._stream.flush()
+
+    def open_scene(self, number: int, title: str) -> None:
+        """Begin a scenario."""
+        self.say()
+        self.say(self._paint("1", f"{number}. {title}"))
+
+    def move(self, requests: int, ran: int) -> None:
+        """Show how far a scenario is, in place."""
+        if self._moves:
+            share = 1 - ran / max(requests, 1)
+            bar = "█" * round(share * BAR) + "░" * (BAR - round(share * BAR))
+            self._moving = f"   {self._paint('36', bar)} {requests} requests, {ran} ran"
+            self._stream.write(ERASE + self._moving)
+            self._stream.flush()
+
+    def close_scene(self, line: Line) -> None:
+        """End a scenario with what it has shown."""
+        if self._moving:
+            self._stream.write(ERASE)
+            self._moving = ""
+        for claim, holds in line.claims:
+            self.say(f"   {self._paint('32', '✓') if holds else self._paint('31', '✗')} {claim}")
+
+    def table(self, lines: Sequence[Line], seconds: float) -> None:
+        """Write the numbers, one line per scenario, and the sum of them in a sentence."""
+        self.say()
+        self.say(self._paint("1", f"{'scenario':<18}{'requests':>10}{'ran':>6}{'absorbed':>10}{'lost':>6}"))
+        for line in lines:
+            mark = self._paint("32", "  ✓") if line.is_true else self._paint("31", "  ✗")
+            self.say(
+                f"{line.scenario:<18}{spaced(line.requests):>10}{line.ran:>6}{line.absorbed:>10}{line.lost:>6}{mark}"
+            )
+        summary = sentence(total(lines))
+        self.say()
+        self.say(self._paint("1", f"{summary} · {seconds:.1f} s"))
+
+    def _paint(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self._colours else text
+
+
+def sentence(line: Line) -> str:
+    """Say a line's numbers."""
+    return (
+        f"{spaced(line.requests)} requests · {spaced(line.ran)} ran · "
+        f"{spaced(line.absorbed)} absorbed · {spaced(line.lost)} lost"
+    )
+
+
+def spaced(number: int) -> str:
+    """Write a number with a space between thousands."""
+    return f"{number:,}".replace(",", " ")
