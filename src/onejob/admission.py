@@ -12,7 +12,8 @@ from onejob.context import running
 from onejob.errors import JobCancelled, JobFailed, NotCovered, ResultGone, WouldDeadlock
 from onejob.job import Job, State
 from onejob.payload import convert
-from onejob.unique import DEDUPLICATED, Outcome, Verdict
+from onejob.schedule import Duration, duration
+from onejob.unique import DEDUPLICATED, Outcome, Refusal, Verdict
 
 if TYPE_CHECKING:
     from onejob.app import App
@@ -62,9 +63,9 @@ class Admission(Generic[R]):
         return self._verdict.payload_differs
 
     @property
-    def mismatch(self) -> bool:
-        """Whether on_mismatch="error" refused this request."""
-        return self._verdict.mismatch
+    def refusal(self) -> Refusal | None:
+        """Why a rejected request was refused: duplicate, mismatch or merge."""
+        return self._verdict.refusal
 
     @property
     def shadow(self) -> Outcome | None:
@@ -81,19 +82,19 @@ class Admission(Generic[R]):
         """Say outcome and job, without arguments."""
         return f"<Admission {self.outcome} {self.job.id} {self.job.task}>"
 
-    async def result(self, timeout: float | None = None) -> R:
+    async def result(self, timeout: Duration | None = None) -> R:
         """Wait for the job that stands for this request, and return what it returned.
 
         Raises JobFailed, JobCancelled, ResultGone, WouldDeadlock or TimeoutError.
         """
         refuse_deadlock(self.job)
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(seconds(timeout)):
             async for job in follow(self._app, self.job.id):
                 if job.is_terminal:
                     return cast("R", result_of(job, self._returns))
         raise ResultGone(f"Job {self.job.id} has been removed, and its result with it.")
 
-    async def covered(self, timeout: float | None = None) -> None:
+    async def covered(self, timeout: Duration | None = None) -> None:
         """Wait until a run that started after this request has finished, whichever job's run that was.
 
         Raises NotCovered at once if no such run is due, and whatever the run's own end raises in `result`
@@ -101,7 +102,7 @@ class Admission(Generic[R]):
         """
         refuse_deadlock(self.job)
         target, seen = self.job.id, self.job.token
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(seconds(timeout)):
             async for job in follow(self._app, target):
                 fresh = job.id != target or job.token > seen
                 if fresh and job.is_terminal and job.started_at is not None:
@@ -111,7 +112,7 @@ class Admission(Generic[R]):
                     return
         raise NotCovered(f"Job {self.job.id} has been removed before it ran.")
 
-    async def _covered_by_successor(self, job: Job, timeout: float | None) -> None:
+    async def _covered_by_successor(self, job: Job, timeout: Duration | None) -> None:
         view = await self._app.store.look(job.key) if job.key is not None else None
         due = None if view is None else view.successor or view.holder
         if due is None or due.id == job.id or due.is_terminal or due.state is State.ACTIVE:
@@ -119,13 +120,18 @@ class Admission(Generic[R]):
         verdict = msgspec.structs.replace(self._verdict, job=due)
         await Admission[R](self._app, verdict, self._returns).covered(timeout)
 
-    def result_sync(self, timeout: float | None = None) -> R:
+    def result_sync(self, timeout: Duration | None = None) -> R:
         """Do `result` from blocking code."""
         return self._app.portal.run(self.result(timeout))
 
-    def covered_sync(self, timeout: float | None = None) -> None:
+    def covered_sync(self, timeout: Duration | None = None) -> None:
         """Do `covered` from blocking code."""
         return self._app.portal.run(self.covered(timeout))
+
+
+def seconds(timeout: Duration | None) -> float | None:
+    """Read a timeout in any form."""
+    return None if timeout is None else duration(timeout).total_seconds()
 
 
 def refuse_deadlock(job: Job) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -18,6 +18,7 @@ from onejob.errors import (
     Duplicate,
     InvalidCall,
     InvalidPolicy,
+    MergeFailed,
     OnejobError,
     PayloadMismatch,
     UnknownJob,
@@ -195,7 +196,7 @@ class App:
     ) -> Admission[R]:
         admission = self._dress(task, request, verdict, connection)
         if admission.outcome is Outcome.REJECTED:
-            raise PayloadMismatch(admission) if admission.mismatch else Duplicate(admission)
+            raise refused(admission)
         return admission
 
     def _dress(
@@ -221,12 +222,13 @@ class App:
                 connection, [Tally(request.namespace, request.task, outcome, standing.id, 1)]
             )
 
-    async def enqueue_many(self, calls: Sequence[Call[R]], *, connection: Any = None) -> list[Admission[R]]:
+    async def enqueue_many(self, calls: Iterable[Call[R]], *, connection: Any = None) -> list[Admission[R]]:
         """Enqueue calls in order and answer each in its place; a rejected duplicate is an outcome here.
 
         Every call is checked before any is stored. Atomic per key; as a whole with connection=.
         """
-        requests = [call.request() for call in calls]
+        calls = list(calls)
+        requests = _requests(calls)
         if connection is not None:
             return self._dress_all(calls, requests, self._apply_many_now(requests, connection), connection)
         verdicts: list[Any] = []
@@ -234,9 +236,10 @@ class App:
             verdicts += await self.store.apply([admission_step(r) for r in requests[start : start + BATCH]])
         return self._dress_all(calls, requests, verdicts)
 
-    def enqueue_many_sync(self, calls: Sequence[Call[R]], *, connection: Any = None) -> list[Admission[R]]:
+    def enqueue_many_sync(self, calls: Iterable[Call[R]], *, connection: Any = None) -> list[Admission[R]]:
         """Do `enqueue_many` from blocking code."""
-        requests = [call.request() for call in calls]
+        calls = list(calls)
+        requests = _requests(calls)
         return self._dress_all(calls, requests, self._apply_many_now(requests, connection), connection)
 
     def _apply_many_now(self, requests: Sequence[Request], connection: Any) -> list[Any]:
@@ -529,6 +532,23 @@ class _Register:
         raise NotImplementedError
 
 
+def _requests(calls: Sequence[Call[Any]]) -> list[Request]:
+    if any(call.task.connection is not None for call in calls):
+        raise InvalidCall("A batch has one transaction: give connection= to enqueue_many, not to its calls.")
+    return [call.request() for call in calls]
+
+
+def refused(admission: Admission[Any]) -> OnejobError:
+    """Make the error that a single enqueue raises for a rejected request."""
+    match admission.refusal:
+        case "mismatch":
+            return PayloadMismatch(admission)
+        case "merge":
+            return MergeFailed(admission.reason)
+        case _:
+            return Duplicate(admission)
+
+
 def admission_step(request: Request) -> Step:
     """Make the step that settles a request."""
     marks = request.policy is not None and request.policy.marks
@@ -551,7 +571,10 @@ def open_store(url: str, admission_timeout: float) -> Store:
                 _path(url, parts.path), admission_timeout=admission_timeout, **_sqlite_options(options)
             )
         case _:
-            raise InvalidCall(f"{url!r} names no store: write sqlite:///jobs.db or memory://.")
+            raise InvalidCall(
+                f"{parts.scheme or url!r}:// names no store that this version has: write sqlite:///jobs.db or "
+                "memory:// (PostgreSQL and Redis are planned)."
+            )
 
 
 def _path(url: str, path: str) -> Path:

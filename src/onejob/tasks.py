@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, update_wrapper
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from onejob import key
 from onejob.admission import Admission
@@ -107,9 +107,9 @@ class Task(Generic[P, R]):
         update_wrapper(self, function)
         check(self.unique, self)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function itself, here and now."""
-        return cast("R", self.function(*args, **kwargs))
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Call the function itself, here and now; an async one is awaited as ever."""
+        return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
         """Name the task."""
@@ -196,6 +196,11 @@ class Task(Generic[P, R]):
             check(policy_of(options.unique), copy)
         return copy
 
+    @property
+    def connection(self) -> Any:
+        """The caller's connection that the options name, if any."""
+        return self._options.connection
+
     @cached_property
     def policy(self) -> Unique | None:
         """The policy in force: this call's, or the task's."""
@@ -216,6 +221,8 @@ class Task(Generic[P, R]):
         hashed = None if policy is None else self.key_of(bound, policy)
         if policy is not None and hashed is None:
             policy = None  # the key function said None: not unique this time
+        if policy is not None and policy.wait is not None and (options.delay or options.run_at):
+            raise InvalidCall("wait= says when a debounced job runs: leave delay= and run_at= out.")
         job_id, place = new_id()
         context = running()
         return Request(

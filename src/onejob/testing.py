@@ -6,6 +6,9 @@ from datetime import UTC, datetime
 
 from onejob.app import App
 from onejob.schedule import Duration, duration
+from onejob.stores.memory import MemoryStore
+
+__all__ = ["Clock", "MemoryStore", "drain"]
 
 
 class Clock:

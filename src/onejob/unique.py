@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
 from onejob import lifecycle
+from onejob.errors import MergeFailed
 from onejob.job import WAITING, Changes, Job, Mark, Retry, State, Trait, View, alter, fingerprint
 from onejob.lifecycle import due, hold, holding, phase, supersede
 from onejob.merge import combine
 from onejob.policy import Unique
+
+TIMED = {State.SCHEDULED, State.AVAILABLE}  # the states that a run time decides
 
 
 class Outcome(StrEnum):
@@ -31,6 +34,8 @@ class Outcome(StrEnum):
     REJECTED = "rejected"
     STALE = "stale"
 
+
+Refusal = Literal["duplicate", "mismatch", "merge"]
 
 DEDUPLICATED = frozenset({Outcome.KEPT, Outcome.UPDATED, Outcome.RERUN, Outcome.REJECTED, Outcome.STALE})
 
@@ -70,7 +75,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     holder: Job | None
     reason: str
     payload_differs: bool = False
-    mismatch: bool = False
+    refusal: Refusal | None = None  # why it was rejected
     shadow: Outcome | None = None
 
 
@@ -83,7 +88,10 @@ def decide(request: Request, view: View) -> Changes:
     if policy is None or request.key is None:
         job = make(request, view.now)
         return Changes(answer=Verdict(Outcome.CREATED, job, None, "The task is not unique."), inserts=(job,))
-    changes = judge(request, policy, view)
+    try:
+        changes = judge(request, policy, view)
+    except MergeFailed as error:
+        return refuse_merge(request, view, error)
     if policy.shadow and changes.answer.outcome in DEDUPLICATED:
         return admit_unheld(request, view, changes.answer)
     return changes
@@ -140,12 +148,9 @@ def excluded(policy: Unique, view: View) -> bool:
         return False
     if policy.states is not None and phase(holder) not in policy.states:
         return True
-    since = standing.created_at if standing is view.successor else standing.held_at
-    return (
-        policy.within is not None
-        and since is not None
-        and view.now - since >= cast("timedelta", policy.within)
-    )
+    if policy.within is None or standing.held_at is None:  # a successor's window has not begun
+        return False
+    return view.now - standing.held_at >= cast("timedelta", policy.within)
 
 
 # ── what a newcomer does, by who stands there ─────────────────────────────────────────────────────
@@ -225,7 +230,7 @@ def take_over(request: Request, policy: Unique, view: View, outcome: Outcome, re
 def keep(request: Request, policy: Unique, view: View, standing: Job) -> Changes:
     """Answer with the job that is there; write nothing, unless the policy lets a duplicate bump it."""
     if policy.on_mismatch == "error" and differs(request, standing):
-        return reject(request, standing, mismatch=True)
+        return reject(request, standing, "mismatch")
     if policy.bump and (bumped := bump(request, view, standing)):
         verdict = Verdict(
             Outcome.UPDATED,
@@ -239,15 +244,20 @@ def keep(request: Request, policy: Unique, view: View, standing: Job) -> Changes
     return Changes(answer=Verdict(Outcome.KEPT, standing, standing, reason, differs(request, standing)))
 
 
-def reject(request: Request, standing: Job, *, mismatch: bool = False) -> Changes:
+def reject(request: Request, standing: Job, refusal: Refusal = "duplicate") -> Changes:
     """Refuse the newcomer."""
-    what = "with another payload" if mismatch else "and the policy rejects duplicates"
+    what = "and the policy rejects duplicates" if refusal == "duplicate" else "with another payload"
     reason = f"{request.task} is already {standing.state} as {standing.id}, {what}."
-    return Changes(
-        answer=Verdict(
-            Outcome.REJECTED, standing, standing, reason, differs(request, standing), mismatch=mismatch
-        )
-    )
+    verdict = Verdict(Outcome.REJECTED, standing, standing, reason, differs(request, standing), refusal)
+    return Changes(answer=verdict)
+
+
+def refuse_merge(request: Request, view: View, error: MergeFailed) -> Changes:
+    """Refuse a newcomer whose payload cannot be merged into the one that waits."""
+    standing = view.successor or view.holder
+    assert standing is not None  # there was something to merge with
+    verdict = Verdict(Outcome.REJECTED, standing, standing, str(error), differs(request, standing), "merge")
+    return Changes(answer=verdict)
 
 
 def refuse_stale(request: Request, view: View) -> Changes:
@@ -270,7 +280,7 @@ def refresh(request: Request, policy: Unique, view: View, standing: Job) -> Chan
         meta=newer.meta,
         payload_digest=newer.payload_digest,
         version=standing.version if newer.version is None else newer.version,
-        **renamed(policy, newer),
+        **renamed(policy, standing, newer),
     )
     updated = postponed(policy, view, updated)
     if updated == standing:
@@ -398,7 +408,7 @@ def postponed(policy: Unique, view: View, updated: Job) -> Job:
     return alter(updated, run_at=run_at, state=state)
 
 
-def renamed(policy: Unique, newer: Job) -> dict[str, Any]:
+def renamed(policy: Unique, standing: Job, newer: Job) -> dict[str, Any]:
     """Collect what `fields` lets an update take from the newcomer besides its payload."""
     taken: dict[str, Any] = {}
     if "queue" in policy.fields:
@@ -406,7 +416,7 @@ def renamed(policy: Unique, newer: Job) -> dict[str, Any]:
     if "priority" in policy.fields:
         taken["priority"] = newer.priority
     if "time" in policy.fields:
-        taken["run_at"] = newer.run_at
+        taken |= {"run_at": newer.run_at, "state": newer.state if standing.state in TIMED else standing.state}
     if "place" in policy.fields:
         taken["place"] = newer.place
     return taken

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from onejob import lifecycle
 from onejob.context import Context, enter
 from onejob.errors import InvalidPolicy, StoreError, UnknownQueue
-from onejob.job import Job
+from onejob.job import Job, State
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
 from onejob.payload import encode
 from onejob.signals import Cancel, Discard, RetryLater, Snooze
@@ -422,7 +422,7 @@ def tell(job: Job, result: Result, settled: Job | None) -> None:
     """Log what became of a run, without its arguments."""
     if settled is None:
         log.warning("job %s was taken over; its result is dropped", job.id)
-    elif isinstance(result, Failed) and settled.is_terminal:
+    elif isinstance(result, Failed) and settled.state is State.DISCARDED:
         key = job.key.hex() if job.key else "none"
         log.error(
             "job %s (%s, key %s) ended %s after %d attempts: %s: %s",

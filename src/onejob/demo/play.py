@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -17,9 +18,9 @@ from time import perf_counter
 from typing import Any
 
 from onejob import App
-from onejob.demo.checks import Line, all_faults, total
-from onejob.demo.scenarios import SCENARIOS
-from onejob.demo.scene import Scene
+from onejob.demo.checks import Line, all_faults, total, unfinished
+from onejob.demo.scenarios import SCENARIOS, Scenario
+from onejob.demo.scene import PATIENCE, Scene
 from onejob.demo.screen import Screen
 
 
@@ -39,7 +40,7 @@ def main(json: bool = False) -> int:  # noqa: FBT001, FBT002 - the command's one
     try:
         with unheard():
             played = asyncio.run(play(folder, screen))
-        found = all_faults(played.lines, played.seconds)
+        found = all_faults(played.lines)
         if json:
             sys.stdout.write(document(played, found))
         else:
@@ -63,11 +64,19 @@ async def play(folder: Path, screen: Screen) -> Played:
         for number, (name, scenario) in enumerate(SCENARIOS.items(), start=1):
             screen.open_scene(number, f"{name.capitalize()}: {(scenario.__doc__ or '').strip()}")
             scene = Scene(app, name, screen)
-            line = await scene.line(await scenario(scene))
+            line = await perform(scenario, scene)
             screen.close_scene(line)
             lines.append(line)
             answers += [answer.job.id for answer in scene.answers]
-    return Played(lines, perf_counter() - began, max(set(answers), key=answers.count))
+    return Played(lines, perf_counter() - began, max(answers, key=Counter(answers).__getitem__, default=""))
+
+
+async def perform(scenario: Scenario, scene: Scene) -> Line:
+    """Play one scenario and count it."""
+    try:
+        return await scene.line(await scenario(scene))
+    except TimeoutError:
+        return unfinished(scene.name, PATIENCE)
 
 
 @contextmanager

@@ -1,3 +1,4 @@
+# ruff: noqa: PLR2004 - how many were asked for, and how many ran, is best read where it is compared
 """The five scenarios. Each declares its tasks, makes its requests, and claims only what it has seen."""
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Scenario = Callable[[Scene], Awaitable[list[str]]]
 
 
 async def notes_archive(scene: Scene) -> list[str]:
-    """One job per note and one for the archive; a request during a run is not lost."""
+    """Run one job per note and one for the archive, and lose no request that comes during a run."""
     finish = asyncio.Event()
 
     @scene.app.task(unique=Unique.coalesce(by="note_id"))
@@ -62,7 +63,7 @@ async def notes_archive(scene: Scene) -> list[str]:
 
 
 async def unique_modes(scene: Scene) -> list[str]:
-    """Until it starts, until it ends, once per window; by all input, by a part, by a function."""
+    """Hold until it starts, until it ends, for a window; by all input, by a part, by a function."""
     app, finish = scene.app, asyncio.Event()
 
     @app.task(unique=Unique.until_executing())
@@ -75,7 +76,7 @@ async def unique_modes(scene: Scene) -> list[str]:
         async with scene.run("charge", order_id):
             await finish.wait()
 
-    @app.task(unique=Unique.throttle("300ms"))
+    @app.task(unique=Unique.throttle("1s"))
     async def sync_feed(feed: str) -> None:
         async with scene.run("feed", feed):
             pass
@@ -97,18 +98,18 @@ async def unique_modes(scene: Scene) -> list[str]:
 
     await scene.ask_at_once(*(send_email.enqueue("ada") for _ in range(20)))
     await scene.ask_at_once(*(charge.enqueue(7) for _ in range(40)))
-    await scene.ask_at_once(*(sync_feed.enqueue("news") for _ in range(10)))
     for order in range(5):
         await scene.ask_at_once(invoice.enqueue(order), invoice.enqueue(order, "EUR"))
     await scene.ask_at_once(*(rebuild.enqueue("acme", f"reason {number}") for number in range(20)))
     await scene.ask_at_once(*(welcome.enqueue(name) for name in ("Ada", "ada", "ADA")))
+    first, *_ = await scene.ask_at_once(*(sync_feed.enqueue("news") for _ in range(10)))
     async with app.worker(concurrency=16):
         await scene.until(lambda: scene.running["email"] == scene.running["charge"] == 1)
         while_running = await scene.ask_at_once(send_email.enqueue("ada"), charge.enqueue(7))
         in_window = await scene.ask_at_once(*(sync_feed.enqueue("news") for _ in range(10)))
         await scene.until(lambda: scene.running["email"] == 2)
         finish.set()
-        await asyncio.sleep(0.35)
+        await scene.until_free(first)
         after = await scene.ask_at_once(charge.enqueue(7), sync_feed.enqueue("news"))
         await scene.until_done()
 
@@ -173,20 +174,20 @@ def embedding_task(app: App, scene: Scene, service: Service) -> Task[[str, int],
 
 
 async def embedding_queue(scene: Scene) -> list[str]:
-    """The latest version wins, three at a time, through failures and a restart."""
+    """Let the latest version win, three at a time, through failures and a restart."""
     service = Service()
     async with App(scene.app.url) as before:
         embed = embedding_task(before, scene, service)
-        await scene.ask_in_bulk([embed.call("hot", seq) for seq in range(1, 301)])
-        await scene.ask_in_bulk([embed.call(f"entry {number}", 1) for number in range(12)])
+        await scene.ask_in_bulk([embed.call("hot", seq) for seq in range(1, 321)])
+        await scene.ask_in_bulk([embed.call(f"entry {number}", 1) for number in range(16)])
         await scene.ask_in_bulk([embed.call("flaky", 1), embed.call("doomed", 1)])
 
     app = scene.app  # "restarted": it has nothing but the file
     embed = embedding_task(app, scene, service)
-    stale = await scene.ask(embed.enqueue("hot", 299))
+    stale = await scene.ask(embed.enqueue("hot", 319))
     async with app.worker(concurrency=8):
-        await scene.until(lambda: ("hot", 300) in scene.ran("embed"))
-        late = await scene.ask_in_bulk([embed.call("hot", seq) for seq in range(301, 401)])
+        await scene.until(lambda: ("hot", 320) in scene.ran("embed"))
+        late = await scene.ask_in_bulk([embed.call("hot", seq) for seq in range(321, 421)])
         service.finish.set()
         await scene.until_done()
         [letter] = await app.dead(task="embed")
@@ -197,8 +198,8 @@ async def embedding_queue(scene: Scene) -> list[str]:
     runs = scene.ran("embed")
     scene.claim("never more than 3 ran at once", holds=scene.most_at_once["embed"] == 3)
     scene.claim(
-        "400 updates of one entry cost two runs, and the last one is stored",
-        holds=[seq for entry, seq in runs if entry == "hot"] == [300, 400] and service.stored["hot"] == 400,
+        "420 updates of one entry cost two runs, and the last one is stored",
+        holds=[seq for entry, seq in runs if entry == "hot"] == [320, 420] and service.stored["hot"] == 420,
     )
     scene.claim(
         "an older version is stale, also after a restart",
@@ -219,7 +220,7 @@ async def embedding_queue(scene: Scene) -> list[str]:
 
 
 async def keyed_start(scene: Scene) -> list[str]:
-    """A key of the caller's own, with a scope and a window; the answer is the job that is there."""
+    """Start under a key of your own, with a scope and a window; get the job that is there."""
     app = scene.app
 
     @app.task
@@ -230,7 +231,7 @@ async def keyed_start(scene: Scene) -> list[str]:
 
     incomplete = process.options(key="user-123")
     ever = process.options(key="report", unique=Unique(until="forever"))
-    lately = process.options(key="digest", unique=Unique(until="forever", within="300ms"))
+    lately = process.options(key="digest", unique=Unique(until="forever", within="1s"))
 
     plain = await scene.ask_at_once(*(process.enqueue(number) for number in range(5)))
     first = await scene.ask(incomplete.enqueue(123))
@@ -239,9 +240,10 @@ async def keyed_start(scene: Scene) -> list[str]:
         results = {await answer.result(5) for answer in again}
         ended = await scene.ask(incomplete.enqueue(123))
         for start in (ever, lately):
-            await (await scene.ask(start.enqueue(1))).result(5)
+            newest = await scene.ask(start.enqueue(1))
+            await newest.result(5)
         finished = await scene.ask_at_once(*(start.enqueue(2) for start in (ever, lately) for _ in range(20)))
-        await asyncio.sleep(0.35)
+        await scene.until_free(newest)
         later = await scene.ask_at_once(ever.enqueue(3), lately.enqueue(3))
         await scene.until_done()
 
@@ -266,7 +268,7 @@ async def keyed_start(scene: Scene) -> list[str]:
 
 
 async def dimensions(scene: Scene) -> list[str]:
-    """Type, queue, arguments, metadata; reject, replace, drop; states; and what the store promises."""
+    """Tell work apart by type, queue, arguments, metadata; reject, replace or drop; filter by state."""
     app, finish = scene.app, asyncio.Event()
     app.queue("eu")
     app.queue("us")

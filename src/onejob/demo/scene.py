@@ -6,9 +6,10 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
-from onejob import Admission, App, Call, Duplicate, State, current
+from onejob import Admission, App, Call, Duplicate, Outcome, State, current
 from onejob.demo.checks import Line
 from onejob.demo.screen import Screen
 
@@ -23,6 +24,7 @@ class Scene:
         self.app = app
         self.name = name
         self.answers: list[Admission[Any]] = []
+        self.folded = 0  # answers that made no job of their own
         self.runs: list[Any] = []  # what handlers were called with, in order
         self.handled: Counter[str] = Counter()  # calls of handlers, per job
         self.running: Counter[str] = Counter()
@@ -43,6 +45,7 @@ class Scene:
     def note(self, answer: Admission[Any]) -> Admission[Any]:
         """Remember an answer."""
         self.answers.append(answer)
+        self.folded += answer.deduplicated and answer.outcome is not Outcome.RERUN
         self._move()
         return answer
 
@@ -76,13 +79,18 @@ class Scene:
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until something is so."""
         async with asyncio.timeout(PATIENCE):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 - of plain numbers, which tell nobody when they change
                 await asyncio.sleep(0.005)
+
+    async def until_free(self, answer: Admission[Any]) -> None:
+        """Wait until the window that an answer's job opened has ended."""
+        ends = answer.job.holds_until
+        await self.until(lambda: ends is not None and datetime.now(UTC) > ends)
 
     async def until_done(self) -> None:
         """Wait until no job waits or runs."""
         async with asyncio.timeout(PATIENCE):
-            while (stats := await self.app.stats()).pending or stats.in_flight:
+            while (stats := await self.app.stats()).pending or stats.in_flight:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.01)
 
     # ── counting ──────────────────────────────────────────────────────────────────────────────────
@@ -99,7 +107,7 @@ class Scene:
             number
             for task in tasks
             for outcome, number in absorbed.get(task, {}).items()
-            if outcome != "rerun"  # such a request has a job of its own, which is counted with the jobs
+            if outcome != Outcome.RERUN  # such a request has a job of its own, which is counted with the jobs
         )
         return Line(
             scenario=self.name,
@@ -118,4 +126,4 @@ class Scene:
         return job.state is not State.COMPLETED
 
     def _move(self) -> None:
-        self._screen.move(len(self.answers), len(self.handled))
+        self._screen.move(len(self.answers), self.folded, len(self.handled))

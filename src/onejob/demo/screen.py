@@ -34,12 +34,12 @@ class Screen:
         self.say()
         self.say(self._paint("1", f"{number}. {title}"))
 
-    def move(self, requests: int, ran: int) -> None:
-        """Show how far a scenario is, in place."""
+    def move(self, requests: int, absorbed: int, ran: int) -> None:
+        """Show how far a scenario is, in place; the bar is the share of requests that were absorbed."""
         if self._moves:
-            share = 1 - ran / max(requests, 1)
-            bar = "█" * round(share * BAR) + "░" * (BAR - round(share * BAR))
-            self._moving = f"   {self._paint('36', bar)} {requests} requests, {ran} ran"
+            filled = round(BAR * absorbed / max(requests, 1))
+            bar = self._paint("36", "█" * filled) + "░" * (BAR - filled)
+            self._moving = f"   {bar} {requests} requests, {absorbed} absorbed, {ran} ran"
             self._stream.write(ERASE + self._moving)
             self._stream.flush()
 
