@@ -13,6 +13,7 @@ from onejob.errors import JobCancelled, JobFailed, NotCovered, ResultGone, Would
 from onejob.job import Job, State
 from onejob.payload import convert
 from onejob.schedule import Duration, duration
+from onejob.stores.contract import Filter
 from onejob.unique import DEDUPLICATED, Outcome, Refusal, Verdict
 
 if TYPE_CHECKING:
@@ -101,24 +102,8 @@ class Admission(Generic[R]):
         is not raised here: a failed run has run.
         """
         refuse_deadlock(self.job)
-        target, seen = self.job.id, self.job.token
         async with asyncio.timeout(seconds(timeout)):
-            async for job in follow(self._app, target):
-                fresh = job.id != target or job.token > seen
-                if fresh and job.is_terminal and job.started_at is not None:
-                    return
-                if job.is_terminal or (job.state is State.ACTIVE and not fresh):
-                    await self._covered_by_successor(job, timeout)
-                    return
-        raise NotCovered(f"Job {self.job.id} has been removed before it ran.")
-
-    async def _covered_by_successor(self, job: Job, timeout: Duration | None) -> None:
-        view = await self._app.store.look(job.key) if job.key is not None else None
-        due = None if view is None else view.successor or view.holder
-        if due is None or due.id == job.id or due.is_terminal or due.state is State.ACTIVE:
-            raise NotCovered(f"Job {job.id} is {job.state} and no later run of its key is due.")
-        verdict = msgspec.structs.replace(self._verdict, job=due)
-        await Admission[R](self._app, verdict, self._returns).covered(timeout)
+            await cover(self._app, self.job.id, self.job.token)
 
     def result_sync(self, timeout: Duration | None = None) -> R:
         """Do `result` from blocking code."""
@@ -156,6 +141,33 @@ async def follow(app: App, job_id: str) -> AsyncIterator[Job]:
             continue
         yield job
         await app.store.wait(LOOK_AGAIN, seen)
+
+
+async def cover(app: App, job_id: str, seen: int) -> None:
+    """Wait for a run of the job after the `seen`th, or for one of a job that was admitted later."""
+    async for job in follow(app, job_id):
+        fresh = job.id != job_id or job.token > seen
+        if fresh and job.is_terminal and job.started_at is not None:
+            return
+        if job.is_terminal or (job.state is State.ACTIVE and not fresh):
+            later = await admitted_after(app, job)
+            if later is None:
+                raise NotCovered(f"Job {job.id} is {job.state} and no later run of its key is due.")
+            await cover(app, later.id, 0)
+            return
+    raise NotCovered(f"Job {job_id} has been removed before it ran.")
+
+
+async def admitted_after(app: App, job: Job) -> Job | None:
+    """Find a job of the same key that came later and has run, or will."""
+    if job.key is None:
+        return None
+    view = await app.store.look(job.key)
+    newest = await app.store.find(Filter(key=job.key, limit=1))
+    for later in (view.successor, view.holder, *newest):
+        if later is not None and later.place > job.place and (later.started_at or not later.is_terminal):
+            return later
+    return None
 
 
 def result_of(job: Job, returns: Any) -> Any:

@@ -279,16 +279,17 @@ class App:
             return Explanation(Outcome.CREATED, reason, "not unique", {}, None, None, None, None, 0)
         view = await self.store.look(request.key)
         verdict: Verdict = decide(request, view).answer
+        holder = view.holder if view.holder and (view.successor or self.holding(view.holder)) else None
         return Explanation(
             verdict.outcome,
             verdict.reason,
             request.policy.describe(),
             task.dimensions(task.signature.bind(args, kwargs), request.policy) or {},
             request.key.hex(),
-            view.holder,
+            holder,
             view.successor,
-            view.holder.holds_until if view.holder else None,
-            await self.absorbed(view.successor or view.holder),
+            holder.holds_until if holder else None,
+            await self.absorbed(view.successor or holder),
         )
 
     async def absorbed(self, job: Job | None) -> int:
@@ -307,8 +308,8 @@ class App:
         """Tell whether any job of a request's key is live."""
         if request.key is None:
             return False
-        jobs = await self.store.find(Filter(namespace=self.namespace, key=request.key))
-        return any(job.state in INCOMPLETE for job in jobs)
+        live = Filter(namespace=self.namespace, key=request.key, states=INCOMPLETE, limit=1)
+        return bool(await self.store.find(live))
 
     # ── looking after jobs ────────────────────────────────────────────────────────────────────────
 
@@ -333,7 +334,7 @@ class App:
         states = [state] if isinstance(state, str) else state
         wanted = Filter(
             namespace=self.namespace,
-            states=frozenset(State(name) for name in states),
+            states=frozenset(_state(name) for name in states),
             queue=queue,
             task=task,
             key=_key(key),
@@ -474,7 +475,9 @@ class App:
     def merge(self, older: Job, newer: Job) -> Job:
         """Combine two payloads of a key by their task's policy."""
         task = self.tasks.get(newer.task)
-        return merged(older, newer, task.unique if task else None)
+        if task is None or task.unique is None or task.unique.merge is None:
+            raise MergeFailed(f"{newer.task} was enqueued with a merge that is not the task's own.")
+        return merged(older, newer, task.unique)
 
     # ── running and closing ───────────────────────────────────────────────────────────────────────
 
@@ -572,8 +575,8 @@ def open_store(url: str, admission_timeout: float) -> Store:
             )
         case _:
             raise InvalidCall(
-                f"{parts.scheme or url!r}:// names no store that this version has: write sqlite:///jobs.db or "
-                "memory:// (PostgreSQL and Redis are planned)."
+                f"{url!r} names no store that this version has (PostgreSQL and Redis are planned): "
+                "write sqlite:///jobs.db or memory://."
             )
 
 
@@ -603,8 +606,22 @@ def _secret(secret: str | bytes | None) -> bytes | None:
 def _retention(chosen: Mapping[State | str, Duration]) -> dict[State, timedelta]:
     return {
         state: duration(age)
-        for state, age in {**RETENTION, **{State(s): a for s, a in chosen.items()}}.items()
+        for state, age in {**RETENTION, **{_ended(s): a for s, a in chosen.items()}}.items()
     }
+
+
+def _ended(state: State | str) -> State:
+    if state in RETENTION:
+        return State(state)
+    known = ", ".join(RETENTION)
+    raise InvalidPolicy(f"retention={{{str(state)!r}: …}}: only {known} jobs are kept and forgotten.")
+
+
+def _state(name: State | str) -> State:
+    try:
+        return State(name)
+    except ValueError:
+        raise InvalidCall(f"{name!r} is no state: write one of {', '.join(State)}.") from None
 
 
 def _key(key: str | bytes | None) -> bytes | None:

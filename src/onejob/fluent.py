@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from onejob.errors import InvalidPolicy
 from onejob.job import State
 from onejob.merge import Reducer
 from onejob.policy import Edges, OnActive, Strength, Unique, Until
@@ -119,4 +120,6 @@ def policy_of(value: Unique | Fluent | bool | None) -> Unique | None:  # noqa: F
         return value.policy
     if isinstance(value, bool):
         return Unique() if value else None
+    if value is not None and not isinstance(value, Unique):
+        raise InvalidPolicy(f"unique={value!r} is no policy: write Unique(…), unique.by(…) or True.")
     return value

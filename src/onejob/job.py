@@ -175,6 +175,8 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     job: str
     void: bool  # that job ended cancelled or discarded: the same version may come again
     touched_at: datetime
+    prior_version: int | None = None  # the newest request before it, which counts while it is void
+    prior_job: str | None = None
 
 
 def alter(job: Job, **changes: Any) -> Job:

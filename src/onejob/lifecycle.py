@@ -90,18 +90,25 @@ def finish(job: Job, state: State, now: datetime, *, reason: str | None = None, 
 # ── fences: is this job still the newest? ─────────────────────────────────────────────────────────
 
 
+def newest(mark: Mark | None) -> tuple[int | None, str | None]:
+    """Name the newest request that was not withdrawn, by version and chain."""
+    if mark is None:
+        return None, None
+    return (mark.prior_version, mark.prior_job) if mark.void else (mark.version, mark.job)
+
+
 def outdated(job: Job, mark: Mark | None) -> bool:
     """Tell whether a newer version has been admitted, and not withdrawn, since this job was."""
-    if job.version is None or mark is None or mark.version is None or mark.void:
-        return False
-    return job.version < mark.version
+    version, _ = newest(mark)
+    return job.version is not None and version is not None and job.version < version
 
 
 def overtaken(job: Job, mark: Mark | None) -> bool:
     """Tell whether a job without a hold has a newer one of its key to give way to."""
     if not job.traits & Trait.NEWEST_WINS or job.traits & Trait.MERGES or job.held_key is not None:
         return False
-    return mark is not None and mark.job != job.chain_id and not mark.void
+    _, chain = newest(mark)
+    return chain is not None and chain != job.chain_id
 
 
 def gives_way(job: Job, mark: Mark | None) -> bool:
@@ -133,15 +140,19 @@ def leave(view: View, ended: Job, answer: Any = None, *, not_before: datetime | 
 
 def voided(mark: Mark | None, ended: Job) -> Mark | None:
     """Let the same version come again if its job was cancelled or discarded."""
-    if mark is None or mark.job != ended.chain_id or ended.is_superseded or ended.state is State.COMPLETED:
+    if mark is None or ended.state is State.COMPLETED:
+        return None
+    if mark.prior_job == ended.chain_id:
+        return msgspec.structs.replace(mark, prior_version=None, prior_job=None)
+    if mark.job != ended.chain_id or ended.is_superseded:
         return None
     return msgspec.structs.replace(mark, void=True)
 
 
 def give_way(view: View, job: Job) -> Changes:
     """End a job in favour of the newer one that the mark names."""
-    assert view.mark is not None  # only called after gives_way()
-    ended = finish(job, State.CANCELLED, view.now, reason=SUPERSEDED, superseded_by=view.mark.job)
+    _, newer = newest(view.mark)
+    ended = finish(job, State.CANCELLED, view.now, reason=SUPERSEDED, superseded_by=newer)
     return leave(view, ended)
 
 
@@ -324,11 +335,21 @@ def retry_or_yield(view: View, failed: Job, run_at: datetime, merge: Merge) -> C
         return Changes(answer=retried, updates=(retried,))
     assert view.successor is not None  # waits_behind() says so
     try:
-        successor = merge(failed, view.successor) if view.successor.traits & Trait.MERGES else view.successor
+        successor = absorb(failed, view.successor, merge)
     except MergeFailed:  # two payloads that cannot become one: run both, in order
         return Changes(answer=retried, updates=(retried,))
     ended = supersede(failed, successor.id, view.now)
-    return Changes(answer=ended, updates=(ended, promote(successor, view.now, not_before=run_at)))
+    promoted = promote(successor, view.now, not_before=run_at)
+    return Changes(answer=ended, updates=(ended, promoted), mark=voided(view.mark, ended))
+
+
+def absorb(failed: Job, successor: Job, merge: Merge) -> Job:
+    """Merge what failed into what follows it, where the policy merges."""
+    if not successor.traits & Trait.MERGES:
+        return successor
+    if failed.chain_index:  # its payload is another task's, and the first job's is done
+        raise MergeFailed("A continuation's payload cannot be merged into its chain's successor.")
+    return merge(failed, successor)
 
 
 def remember(job: Job, error: Mapping[str, Any], now: datetime) -> bytes:
@@ -370,9 +391,9 @@ def cancel_both(view: View, reason: str) -> Changes:
     """End a job together with the one that waits behind it."""
     assert view.successor is not None  # waits_behind() says so
     behind = finish(view.successor, State.CANCELLED, view.now, reason=reason, next_key=None)
-    first = cancel(msgspec.structs.replace(view, successor=None), reason=reason)
-    mark = first.mark or voided(view.mark, behind)
-    return msgspec.structs.replace(first, updates=(behind, *first.updates), mark=mark)
+    mark = voided(view.mark, behind)
+    first = cancel(msgspec.structs.replace(view, successor=None, mark=mark or view.mark), reason=reason)
+    return msgspec.structs.replace(first, updates=(behind, *first.updates), mark=first.mark or mark)
 
 
 def release(view: View, *, force: bool = False) -> Changes:
@@ -428,6 +449,8 @@ def remembered(job: Job, view: View) -> bool:
 
 def forgotten(view: View, job: Job) -> Mark | None:
     """Make the mark that tells a store to drop it, if it names a job that goes."""
+    if view.mark is not None and view.mark.prior_job == job.id:
+        return msgspec.structs.replace(view.mark, prior_version=None, prior_job=None)
     if view.mark is None or view.mark.job != job.id:
         return None
     return msgspec.structs.replace(view.mark, job="")

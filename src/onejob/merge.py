@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from onejob.errors import MergeFailed
 
 Reducer = Callable[[Any, Any], Any]
@@ -37,15 +39,26 @@ LISTS = {"union", "append"}
 NUMBERS = {"sum"}
 
 
-def combine(old: Payload, new: Payload, how: Mapping[str, str | Reducer] | Reducer, cap: int) -> Payload:
-    """Merge two payloads, or raise MergeFailed with both as they were."""
+def combine(old: Payload, new: Payload, how: Mapping[str, str | Reducer] | Reducer, cap: int) -> bytes:
+    """Merge two payloads into one as JSON, or raise MergeFailed with both as they were."""
     if callable(how):
-        return _by_function(old, new, how)
-    return new | {
-        name: _reduce(name, old[name], new[name], reducer, cap)
-        for name, reducer in how.items()
-        if name in old
-    }
+        return _write(_by_function(old, new, how), cap)
+    merged = {name: _reduce(name, old[name], new[name], how[name]) for name in how if name in old}
+    return _write(new | merged, cap)
+
+
+def _write(merged: Payload, cap: int) -> bytes:
+    for name, value in merged.items():
+        if isinstance(value, list | dict | str) and len(value) > cap:
+            raise MergeFailed(f"Merging {name!r} would make {len(value)} elements; merge_cap is {cap}.")
+    try:
+        text = msgspec.json.encode(merged, order="sorted")
+        same = msgspec.json.decode(text) == merged
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MergeFailed(f"The merged payload cannot be written as JSON: {error}.") from error
+    if not same:
+        raise MergeFailed("The merged payload would not read back the same: return plain JSON values.")
+    return text
 
 
 def _by_function(old: Payload, new: Payload, how: Reducer) -> Payload:
@@ -58,17 +71,14 @@ def _by_function(old: Payload, new: Payload, how: Reducer) -> Payload:
     return merged
 
 
-def _reduce(name: str, old: Any, new: Any, reducer: str | Reducer, cap: int) -> Any:
+def _reduce(name: str, old: Any, new: Any, reducer: str | Reducer) -> Any:
     if isinstance(reducer, str):
         _check_types(name, old, new, reducer)
         reducer = REDUCERS[reducer]
     try:
-        merged = reducer(old, new)
+        return reducer(old, new)
     except Exception as error:
         raise MergeFailed(f"Merging {name!r} raised {type(error).__name__}: {error}") from error
-    if isinstance(merged, list | dict | str) and len(merged) > cap:
-        raise MergeFailed(f"Merging {name!r} would make {len(merged)} elements; merge_cap is {cap}.")
-    return merged
 
 
 def _check_types(name: str, old: Any, new: Any, reducer: str) -> None:

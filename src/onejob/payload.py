@@ -41,9 +41,9 @@ def encode(value: Any, what: str, limit: int) -> bytes:
             inspect_plain(msgspec.to_builtins(value, enc_hook=encode_hook), what)
     except RecursionError:
         raise UnencodableArgument(f"{what} is nested too deeply to be stored: flatten it.") from None
-    except (TypeError, NotImplementedError, UnicodeError, ValueError, OverflowError) as error:
-        if isinstance(error, UnencodableArgument):
-            raise
+    except UnencodableArgument:
+        raise
+    except Exception as error:  # a user's object may raise anything
         raise UnencodableArgument(f"{what} cannot be written as JSON: {error}.") from error
     if len(text) > limit:
         size = f"{what} takes {len(text):,} bytes; the limit is {limit:,}"

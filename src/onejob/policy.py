@@ -74,7 +74,7 @@ class Unique:
 
     def __post_init__(self) -> None:
         """Normalise, then refuse what cannot be meant."""
-        self._set("by", (self.by,) if isinstance(self.by, str) else self.by and tuple(self.by))
+        self._set("by", _by(self.by))
         self._set("meta", (self.meta,) if isinstance(self.meta, str) else tuple(self.meta))
         self._set("states", None if self.states is None else _states(self.states))
         for name in ("within", "wait", "max_wait"):
@@ -149,7 +149,7 @@ class Unique:
     def newest_wins(self) -> bool:
         """Whether a job that lost its hold gives way to a newer one."""
         can_lose = self.until == "start" or self.within is not None or self.states is not None
-        return self.on_conflict in {"update", "replace"} and can_lose
+        return self.on_conflict in {"update", "replace"} and can_lose and not self.shadow
 
     @cached_property
     def marks(self) -> bool:
@@ -162,7 +162,7 @@ class Unique:
         return (
             Trait.RELEASES_AT_START * (self.until == "start" and self.states is None)
             | Trait.NEWEST_WINS * self.newest_wins
-            | Trait.MERGES * (self.merge is not None)
+            | Trait.MERGES * (self.merge is not None and not self.shadow)
         )
 
     @cached_property
@@ -186,6 +186,21 @@ class Unique:
         return " + ".join(["task", *(["all arguments"] if self.by is None else self.by), *extra])
 
 
+def _by(names: str | Sequence[str] | None) -> Sequence[str] | None:
+    if names is None:
+        return None
+    found = (names,) if isinstance(names, str) else names
+    if not isinstance(found, Sequence) or not all(isinstance(name, str) for name in found):
+        raise InvalidPolicy(
+            f'by={names!r}: write the name of an argument, or several: by=["tenant", "order.id"].'
+        )
+    return tuple(found)
+
+
+def _is_one_of(value: object, *kinds: Any) -> bool:
+    return value is None or isinstance(value, kinds)
+
+
 def _states(states: Collection[State | str]) -> frozenset[State]:
     try:
         return frozenset(State(state) for state in ([states] if isinstance(states, str) else states))
@@ -198,7 +213,7 @@ def _contradictions(policy: Unique) -> Iterable[str]:
     """Name what the policy says and unsays; the first sentence is raised."""
     for name, allowed in CHOICES.items():
         value = getattr(policy, name)
-        if value is not None and value not in allowed:
+        if value not in allowed and not (value is None and name == "on_active"):
             yield f"{name}={value!r} is unknown: write one of {', '.join(map(repr, allowed))}."
     yield from _identity_contradictions(policy)
     yield from _time_contradictions(policy)
@@ -209,6 +224,8 @@ def _contradictions(policy: Unique) -> Iterable[str]:
 def _identity_contradictions(policy: Unique) -> Iterable[str]:
     if policy.by is not None and policy.key is not None:
         yield "by= and key= both name the same work: write one of them."
+    if not _is_one_of(policy.key, str, Callable):
+        yield f"key={policy.key!r} is no key: write text, or a function of the arguments."
     if policy.key == "":
         yield 'key="" would make everything one job: write Unique.singleton() if that is meant.'
     if policy.family == "":
@@ -235,6 +252,8 @@ def _time_contradictions(policy: Unique) -> Iterable[str]:
         yield 'edges="first+last" belongs to a throttle: write Unique.throttle("5m", "first+last").'
     if policy.edges == "first+last" and (policy.on_conflict != "keep" or policy.on_active is not None):
         yield 'edges="first+last" already says what a duplicate does: leave on_conflict and on_active out.'
+    if policy.edges == "first+last" and (policy.bump or policy.on_mismatch == "error"):
+        yield 'edges="first+last" keeps every payload for the last run: leave bump and on_mismatch out.'
 
 
 def _conflict_contradictions(policy: Unique) -> Iterable[str]:
@@ -253,6 +272,10 @@ def _update_contradictions(policy: Unique) -> Iterable[str]:
         yield 'merge= combines payloads under update: write on_conflict="update".'
     if policy.merge is not None and policy.version is not None:
         yield "version= lets the newest payload win whole, merge= combines payloads: write one of them."
+    if policy.merge is not None and policy.on_active == "cancel":
+        yield 'on_active="cancel" drops the running payload, merge= keeps every payload: write one of them.'
+    if not _is_one_of(policy.merge, Mapping, Callable):
+        yield f'merge={policy.merge!r}: write reducers such as {{"ids": "union"}}, or a function.'
     for name, reducer in policy.merge.items() if isinstance(policy.merge, Mapping) else ():
         if not callable(reducer) and reducer not in REDUCERS:
             known = ", ".join(REDUCERS)

@@ -18,6 +18,7 @@ class Portal:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._generation = generation()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -28,7 +29,10 @@ class Portal:
         with self._lock:
             if self._loop is None or self._generation != generation():
                 self._loop, self._generation = asyncio.new_event_loop(), generation()
-                threading.Thread(target=self._loop.run_forever, name="onejob portal", daemon=True).start()
+                self._thread = threading.Thread(
+                    target=_serve, args=[self._loop], name="onejob portal", daemon=True
+                )
+                self._thread.start()
             return self._loop
 
     def close(self) -> None:
@@ -37,3 +41,12 @@ class Portal:
             loop, self._loop = self._loop, None
         if loop is not None and self._generation == generation():
             loop.call_soon_threadsafe(loop.stop)
+            assert self._thread is not None  # it came with the loop
+            self._thread.join()
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()

@@ -55,8 +55,12 @@ class Options:
             raise InvalidCall("run_at= has no time zone: write datetime(…, tzinfo=UTC).")
         if self.key is not None and (not isinstance(self.key, str) or not self.key):
             raise InvalidCall('key= must be text that is not empty, such as key="user-123".')
-        if self.priority is not None and (isinstance(self.priority, bool) or abs(self.priority) > 2**31 - 1):
+        if self.priority is not None and not _is_priority(self.priority):
             raise InvalidCall("priority= must be a whole number of at most 31 bits; higher runs sooner.")
+
+
+def _is_priority(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31
 
 
 NO_OPTIONS = Options()

@@ -19,8 +19,6 @@ from onejob.lifecycle import due, hold, holding, phase, supersede
 from onejob.merge import combine
 from onejob.policy import Unique
 
-TIMED = {State.SCHEDULED, State.AVAILABLE}  # the states that a run time decides
-
 
 class Outcome(StrEnum):
     """What became of a request."""
@@ -38,6 +36,7 @@ class Outcome(StrEnum):
 Refusal = Literal["duplicate", "mismatch", "merge"]
 
 DEDUPLICATED = frozenset({Outcome.KEPT, Outcome.UPDATED, Outcome.RERUN, Outcome.REJECTED, Outcome.STALE})
+UNSTARTED = WAITING | {State.RETRYABLE}  # no run is under way, in a chain none has been
 
 
 # ── the request and the verdict ───────────────────────────────────────────────────────────────────
@@ -92,7 +91,7 @@ def decide(request: Request, view: View) -> Changes:
         changes = judge(request, policy, view)
     except MergeFailed as error:
         return refuse_merge(request, view, error)
-    if policy.shadow and changes.answer.outcome in DEDUPLICATED:
+    if policy.shadow and changes.answer.outcome in DEDUPLICATED | {Outcome.REPLACED}:
         return admit_unheld(request, view, changes.answer)
     return changes
 
@@ -106,7 +105,7 @@ def judge(request: Request, policy: Unique, view: View) -> Changes:
         return refuse_stale(request, view)
     if standing is None or not stands(standing, view):
         return create(request, policy, view)
-    if made_in_own_run(request, view):
+    if made_in_own_run(request, view) and policy.edges != "first+last":
         return follow(request, policy, view, "The running job asked for its own next run.")
     if excluded(policy, view):
         return take_over(
@@ -114,7 +113,7 @@ def judge(request: Request, policy: Unique, view: View) -> Changes:
         )
     if policy.edges == "first+last":
         return trail(request, policy, view, standing)
-    if standing is view.successor or phase(standing) in WAITING or standing.state is State.RETRYABLE:
+    if standing is view.successor or phase(standing) in UNSTARTED:
         return meet_waiting(request, policy, view, standing)
     if phase(standing) is State.ACTIVE:
         return meet_active(request, policy, view, standing)
@@ -223,7 +222,10 @@ def take_over(request: Request, policy: Unique, view: View, outcome: Outcome, re
         updates.append(supersede(view.successor, job.id, view.now))
     verdict = Verdict(outcome, job, view.holder, reason, differs(request, view.holder))
     return Changes(
-        answer=verdict, updates=tuple(updates), inserts=(job,), mark=marked(request, policy, view, job)
+        answer=verdict,
+        updates=tuple(updates),
+        inserts=(job,),
+        mark=marked(request, policy, view, job, instead_of=view.successor),
     )
 
 
@@ -280,7 +282,7 @@ def refresh(request: Request, policy: Unique, view: View, standing: Job) -> Chan
         meta=newer.meta,
         payload_digest=newer.payload_digest,
         version=standing.version if newer.version is None else newer.version,
-        **renamed(policy, standing, newer),
+        **renamed(policy, newer),
     )
     updated = postponed(policy, view, updated)
     if updated == standing:
@@ -307,7 +309,10 @@ def replace(request: Request, policy: Unique, view: View, standing: Job) -> Chan
     reason = f"The {standing.state} job {standing.id} was cancelled in favour of this one."
     verdict = Verdict(Outcome.REPLACED, job, standing, reason, differs(request, standing))
     return Changes(
-        answer=verdict, updates=(superseded,), inserts=(job,), mark=marked(request, policy, view, job)
+        answer=verdict,
+        updates=(superseded,),
+        inserts=(job,),
+        mark=marked(request, policy, view, job, instead_of=standing),
     )
 
 
@@ -387,7 +392,7 @@ def make(request: Request, now: datetime) -> Job:
         traits=Trait.NONE if policy is None else policy.traits,
         within=None if policy is None else policy.seconds,
         latest_at=latest_at,
-        version=request.version,
+        version=None if policy is not None and policy.shadow else request.version,
         chain_id=request.id,
         parent_id=request.parent_id,
     )
@@ -400,15 +405,15 @@ def debounced(policy: Unique, now: datetime, latest_at: datetime | None) -> date
 
 
 def postponed(policy: Unique, view: View, updated: Job) -> Job:
-    """Push a debounced job's run time, never past the cap that its first request set."""
-    if policy.wait is None or updated.state is State.RETRYABLE:
+    """Push a debounced job's run time, up to the cap that its first request set; its state follows."""
+    if updated.state is State.RETRYABLE or (policy.wait is None and "time" not in policy.fields):
         return updated
-    run_at = debounced(policy, view.now, updated.latest_at)
+    run_at = updated.run_at if policy.wait is None else debounced(policy, view.now, updated.latest_at)
     state = updated.state if updated.state is State.PENDING else due(run_at, view.now)
     return alter(updated, run_at=run_at, state=state)
 
 
-def renamed(policy: Unique, standing: Job, newer: Job) -> dict[str, Any]:
+def renamed(policy: Unique, newer: Job) -> dict[str, Any]:
     """Collect what `fields` lets an update take from the newcomer besides its payload."""
     taken: dict[str, Any] = {}
     if "queue" in policy.fields:
@@ -416,7 +421,7 @@ def renamed(policy: Unique, standing: Job, newer: Job) -> dict[str, Any]:
     if "priority" in policy.fields:
         taken["priority"] = newer.priority
     if "time" in policy.fields:
-        taken |= {"run_at": newer.run_at, "state": newer.state if standing.state in TIMED else standing.state}
+        taken["run_at"] = newer.run_at
     if "place" in policy.fields:
         taken["place"] = newer.place
     return taken
@@ -424,7 +429,7 @@ def renamed(policy: Unique, standing: Job, newer: Job) -> dict[str, Any]:
 
 def bump(request: Request, view: View, standing: Job) -> Job | None:
     """Raise priority or bring the time forward, never the reverse; None if there is nothing to raise."""
-    if standing.state not in WAITING | {State.RETRYABLE}:
+    if phase(standing) not in UNSTARTED:
         return None
     wanted = make(request, view.now)
     run_at = standing.run_at if standing.state is State.RETRYABLE else min(standing.run_at, wanted.run_at)
@@ -438,23 +443,31 @@ def merged(older: Job, newer: Job, policy: Unique | None) -> Job:
     """Combine an older payload into a newer job, if the policy merges; raises MergeFailed."""
     if policy is None or policy.merge is None:
         return newer
-    args = msgspec.json.encode(
-        combine(older.arguments, newer.arguments, policy.merge, policy.merge_cap), order="sorted"
-    )
+    args = combine(older.arguments, newer.arguments, policy.merge, policy.merge_cap)
     return alter(newer, args=args, payload_digest=fingerprint(args, newer.meta))
 
 
-def marked(request: Request, policy: Unique, view: View, job: Job) -> Mark | None:
+def marked(
+    request: Request, policy: Unique, view: View, job: Job, *, instead_of: Job | None = None
+) -> Mark | None:
     """Remember the key's newest request, where versions or the order of admission matter."""
     if not policy.marks or request.key is None:
         return None
-    mark = Mark(request.key, request.version, job.id, void=False, touched_at=view.now)
-    same = view.mark is not None and (view.mark.version, view.mark.job, view.mark.void) == (
-        mark.version,
-        mark.job,
-        False,
-    )
+    gone = {job.id} | ({instead_of.chain_id} if instead_of is not None else set())
+    mark = remember(request.key, request.version, job.id, view, gone)
+    same = view.mark is not None and mark == msgspec.structs.replace(view.mark, touched_at=view.now)
     return None if same else mark
+
+
+def remember(key: bytes, version: int | None, chain: str, view: View, gone: set[str]) -> Mark:
+    """Make the key's mark, and keep the request before it: it counts again if this one is withdrawn."""
+    old = view.mark
+    before: tuple[int | None, str | None] = (None, None)
+    if old is not None and (old.void or old.job in gone):
+        before = (old.prior_version, old.prior_job) if old.prior_job not in gone else before
+    elif old is not None:
+        before = (old.version, old.job)
+    return Mark(key, version, chain, False, view.now, *before)  # noqa: FBT003
 
 
 def differs(request: Request, other: Job | None) -> bool:
@@ -502,10 +515,6 @@ def revive(job: Job, view: View) -> Changes:
     )
     alive = hold(alive, view.now) if job.key is not None else alive
     marks = job.version is not None or bool(job.traits & Trait.NEWEST_WINS)
-    mark = (
-        Mark(job.key, job.version, job.chain_id, void=False, touched_at=view.now)
-        if marks and job.key
-        else None
-    )
+    mark = remember(job.key, job.version, job.chain_id, view, {job.chain_id}) if marks and job.key else None
     verdict = Verdict(Outcome.CREATED, alive, None, "The dead letter is available again.")
     return Changes(answer=verdict, updates=(*freed, alive), mark=mark)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import click
 
 
-@click.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    epilog="Example: onejob demo",
-)
-@click.pass_context
-def demo(ctx: click.Context) -> None:
+@click.command(epilog="Example: onejob demo")
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+def demo(*, as_json: bool) -> None:
     """Watch duplicates being absorbed, in a minute, on a throw-away database."""
     from onejob.demo import main
 
-    main(ctx.args)
+    if code := main(json=as_json):
+        raise click.exceptions.Exit(code)

@@ -45,7 +45,8 @@ def main(json: bool = False) -> int:  # noqa: FBT001, FBT002 - the command's one
             sys.stdout.write(document(played, found))
         else:
             screen.table(played.lines, played.seconds)
-            point_onwards(screen, folder, played)
+            if not found:
+                point_onwards(screen, folder, played)
     finally:
         if json:
             shutil.rmtree(folder)
@@ -68,6 +69,8 @@ async def play(folder: Path, screen: Screen) -> Played:
             screen.close_scene(line)
             lines.append(line)
             answers += [answer.job.id for answer in scene.answers]
+            if not line.requests:
+                break  # it hangs, and what it left behind would make the others hang
     return Played(lines, perf_counter() - began, max(answers, key=Counter(answers).__getitem__, default=""))
 
 

@@ -40,7 +40,7 @@ async def notes_archive(scene: Scene) -> list[str]:
     await edit(range(1, 26))
     twice = await scene.ask_at_once(graph_maintenance.enqueue(), graph_maintenance.enqueue())
     forced = await scene.ask(graph_maintenance.options(force=True).enqueue())
-    async with scene.app.worker(concurrency=8):
+    async with scene.worker(8):
         await scene.until(lambda: len(scene.ran("embed")) == 5)
         await edit(range(26, 51))
         finish.set()
@@ -103,7 +103,7 @@ async def unique_modes(scene: Scene) -> list[str]:
     await scene.ask_at_once(*(rebuild.enqueue("acme", f"reason {number}") for number in range(20)))
     await scene.ask_at_once(*(welcome.enqueue(name) for name in ("Ada", "ada", "ADA")))
     first, *_ = await scene.ask_at_once(*(sync_feed.enqueue("news") for _ in range(10)))
-    async with app.worker(concurrency=16):
+    async with scene.worker(16):
         await scene.until(lambda: scene.running["email"] == scene.running["charge"] == 1)
         while_running = await scene.ask_at_once(send_email.enqueue("ada"), charge.enqueue(7))
         in_window = await scene.ask_at_once(*(sync_feed.enqueue("news") for _ in range(10)))
@@ -185,7 +185,7 @@ async def embedding_queue(scene: Scene) -> list[str]:
     app = scene.app  # "restarted": it has nothing but the file
     embed = embedding_task(app, scene, service)
     stale = await scene.ask(embed.enqueue("hot", 319))
-    async with app.worker(concurrency=8):
+    async with scene.worker(8):
         await scene.until(lambda: ("hot", 320) in scene.ran("embed"))
         late = await scene.ask_in_bulk([embed.call("hot", seq) for seq in range(321, 421)])
         service.finish.set()
@@ -236,7 +236,7 @@ async def keyed_start(scene: Scene) -> list[str]:
     plain = await scene.ask_at_once(*(process.enqueue(number) for number in range(5)))
     first = await scene.ask(incomplete.enqueue(123))
     again = await scene.ask_at_once(*(incomplete.enqueue(number) for number in range(39)))
-    async with app.worker(concurrency=8):
+    async with scene.worker(8):
         results = {await answer.result(5) for answer in again}
         ended = await scene.ask(incomplete.enqueue(123))
         for start in (ever, lately):
@@ -319,7 +319,7 @@ async def dimensions(scene: Scene) -> list[str]:
             reindex.enqueue("book"),
         )
         await asyncio.sleep(0.01)
-    async with app.worker(concurrency=16):
+    async with scene.worker(16):
         await scene.until(lambda: scene.running["states"] == 1)
         running = await scene.ask(reindex.enqueue("book"))
         finish.set()

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from onejob import Admission, App, Call, Duplicate, Outcome, State, current
+from onejob import Admission, App, Call, Duplicate, Outcome, State, Worker, current
 from onejob.demo.checks import Line
 from onejob.demo.screen import Screen
 
@@ -56,6 +56,10 @@ class Scene:
     async def ask_in_bulk(self, calls: Sequence[Call[Any]]) -> list[Admission[Any]]:
         """Make requests in one batch."""
         return [self.note(answer) for answer in await calls[0].task.app.enqueue_many(calls)]
+
+    def worker(self, concurrency: int) -> Worker:
+        """Make a worker that does not wait long for a run that hangs."""
+        return self.app.worker(concurrency=concurrency, grace="1s")
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────
 

@@ -250,10 +250,9 @@ def find(wanted: Filter) -> Flow[list[Job]]:
 
 def question(wanted: Filter) -> Ask:
     """Choose the statement for a filter."""
-    if wanted.key is not None and wanted == Filter(
-        namespace=wanted.namespace, key=wanted.key, limit=wanted.limit, offset=wanted.offset
-    ):
-        return Ask("find_by_key", (wanted.key, wanted.limit, wanted.offset))
+    if wanted.key is not None:
+        given = (wanted.key, names(wanted.states) if wanted.states else None, wanted.queue, wanted.task)
+        return Ask("find_by_key", (*given, wanted.held, wanted.newest_first, wanted.limit, wanted.offset))
     if wanted.leased_until is not None:
         return Ask("find_expired", (micros(wanted.leased_until), wanted.limit))
     if wanted.ended_before is not None:
@@ -274,7 +273,6 @@ def question(wanted: Filter) -> Ask:
             wanted.task,
             wanted.held,
             wanted.chain_id,
-            wanted.key,
             wanted.newest_first,
             wanted.limit,
             wanted.offset,

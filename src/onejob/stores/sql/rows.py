@@ -178,13 +178,15 @@ def read_job(row: Row) -> Job:
 
 def write_mark(mark: Mark) -> Row:
     """Make the row of a mark."""
-    return (mark.key, mark.version, mark.job, mark.void, micros(mark.touched_at))
+    prior = (mark.prior_version, mark.prior_job)
+    return (mark.key, mark.version, mark.job, mark.void, micros(mark.touched_at), *prior)
 
 
 def read_mark(row: Row) -> Mark:
     """Make a mark of its row."""
-    key, version, job, void, touched_at = row
-    return Mark(key, version, job, bool(void), EPOCH + timedelta(microseconds=touched_at))
+    key, version, job, void, touched_at, prior_version, prior_job = row
+    at = EPOCH + timedelta(microseconds=touched_at)
+    return Mark(key, version, job, bool(void), at, prior_version, prior_job)
 
 
 def read_tally(row: Row) -> Tally:

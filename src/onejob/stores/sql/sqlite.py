@@ -247,15 +247,18 @@ class Engine:
         self._absorbing = False  # whether the last request turned out to be a duplicate
         self._mutex = threading.Lock()
         self._reading = threading.Lock()
-        self._lock = LockFile(path.with_name(path.name + ".lock"), timeout)
-        with translating(path):
+        with translating(path), contextlib.ExitStack() as opened:
+            self._lock = LockFile(path.with_name(path.name + ".lock"), timeout)
+            opened.callback(self._lock.close)
             create_private(path)
             with self._lock:
                 self._writer = connect(path, synchronous, timeout)
+                opened.callback(self._writer.close)
                 prepare_schema(self._writer, path, clock())
                 # It checkpoints as part of a commit, and commits only ever under the lock.
                 self._writer.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
                 self._reader = connect(path, synchronous, timeout)
+            opened.pop_all()  # all went well, so they stay open
         self._cursor = self._writer.cursor()
         self._read_cursor = self._reader.cursor()
         self._writes = Lane(self._run_group, f"onejob writes {path.name}")
@@ -313,7 +316,7 @@ class Engine:
         try:
             with self._mutex, translating(self._path), self._lock:
                 return self._transact(plans)
-        except StoreUnavailable as error:
+        except (StoreUnavailable, AdmissionBusy) as error:  # whoever tries alone would wait as long
             return [error for _ in plans]
         except Exception as error:  # noqa: BLE001 - it is handed to the caller
             if len(plans) == 1:
@@ -445,11 +448,15 @@ def connect(path: Path, synchronous: Synchronous, timeout: float) -> sqlite3.Con
     connection = sqlite3.connect(
         path, timeout=timeout, isolation_level=None, check_same_thread=False, cached_statements=256
     )
-    connection.execute("PRAGMA wal_autocheckpoint = 0")
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute(f"PRAGMA synchronous = {synchronous}")
-    connection.execute("PRAGMA cache_size = -65536")
-    connection.execute("PRAGMA temp_store = MEMORY")
+    try:
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+        connection.execute("PRAGMA cache_size = -65536")
+        connection.execute("PRAGMA temp_store = MEMORY")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

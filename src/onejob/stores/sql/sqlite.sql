@@ -38,7 +38,7 @@ SELECT onejob_jobs.* FROM position CROSS JOIN onejob_jobs ON next_key = substr(?
 
 -- name: marks
 WITH RECURSIVE position (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM position WHERE i + 1 < ?2)
-SELECT key, version, job, void, touched_at
+SELECT key, version, job, void, touched_at, prior_version, prior_job
 FROM position CROSS JOIN onejob_marks ON key = substr(?1, i * 32 + 1, 32);
 
 -- name: insert_job
@@ -78,9 +78,11 @@ WHERE id = ?;
 DELETE FROM onejob_jobs WHERE id = ?;
 
 -- name: write_mark
-INSERT INTO onejob_marks (key, version, job, void, touched_at) VALUES (?, ?, ?, ?, ?)
+INSERT INTO onejob_marks (key, version, job, void, touched_at, prior_version, prior_job)
+VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET
-    version = excluded.version, job = excluded.job, void = excluded.void, touched_at = excluded.touched_at;
+    version = excluded.version, job = excluded.job, void = excluded.void, touched_at = excluded.touched_at,
+    prior_version = excluded.prior_version, prior_job = excluded.prior_job;
 
 -- name: drop_mark
 DELETE FROM onejob_marks WHERE key = ?;
@@ -112,16 +114,22 @@ WHERE (?1 IS NULL OR namespace = ?1)
     AND (?4 IS NULL OR task = ?4)
     AND (NOT ?5 OR held_key IS NOT NULL OR next_key IS NOT NULL)
     AND (?6 IS NULL OR chain_id = ?6)
-    AND (?7 IS NULL OR key = ?7)
-ORDER BY CASE WHEN ?8 THEN id END DESC, CASE WHEN NOT ?8 THEN id END
-LIMIT ?9 OFFSET ?10;
+ORDER BY CASE WHEN ?7 THEN id END DESC, CASE WHEN NOT ?7 THEN id END
+LIMIT ?8 OFFSET ?9;
 
 -- name: find_newest
 -- The same without a sort, for the page that everybody opens first.
 SELECT * FROM onejob_jobs WHERE (?1 IS NULL OR namespace = ?1) ORDER BY id DESC LIMIT ?2 OFFSET ?3;
 
 -- name: find_by_key
-SELECT * FROM onejob_jobs WHERE key = ? ORDER BY id DESC LIMIT ? OFFSET ?;
+SELECT * FROM onejob_jobs
+WHERE key = ?1
+    AND (?2 IS NULL OR state IN (SELECT value FROM json_each(?2)))
+    AND (?3 IS NULL OR queue = ?3)
+    AND (?4 IS NULL OR task = ?4)
+    AND (NOT ?5 OR held_key IS NOT NULL OR next_key IS NOT NULL)
+ORDER BY CASE WHEN ?6 THEN id END DESC, CASE WHEN NOT ?6 THEN id END
+LIMIT ?7 OFFSET ?8;
 
 -- name: find_expired
 SELECT * FROM onejob_jobs WHERE state = 'active' AND lease_until <= ? ORDER BY lease_until LIMIT ?;

@@ -61,7 +61,9 @@ CREATE TABLE onejob_marks (
     version INTEGER,
     job TEXT NOT NULL,
     void INTEGER NOT NULL,
-    touched_at INTEGER NOT NULL
+    touched_at INTEGER NOT NULL,
+    prior_version INTEGER,
+    prior_job TEXT
 ) WITHOUT ROWID;
 
 CREATE TABLE onejob_tallies (
