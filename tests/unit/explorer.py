@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, cast
+from importlib import import_module
+from typing import NamedTuple, cast
 
 import msgspec
 
-from onejob import lifecycle, unique
-from onejob.errors import MergeFailed, OnejobError
+from onejob import lifecycle
 from onejob.job import (
     EPOCH,
     INCOMPLETE,
@@ -36,7 +36,10 @@ from onejob.job import (
 )
 from onejob.stores.book import Book
 from onejob.stores.contract import Act, Step
-from onejob.unique import Outcome, Request, Unique, Verdict
+from onejob.policy import Unique
+from onejob.unique import Outcome, Request, Verdict
+
+unique = import_module("onejob.unique")  # the package shows the fluent `unique` under this name
 
 WORKERS = 2
 ATTEMPTS = 2
@@ -114,11 +117,9 @@ class Bounds:
     kinds: frozenset[Kind] = EVENTS
 
 
-@dataclass(frozen=True, slots=True)
-class World:
-    """What a store holds at one moment, and the ledger of what it owes."""
+class World(msgspec.Struct, frozen=True):
+    """What a store holds at one moment, and the ledger of what it owes. Its clock always stands at EPOCH."""
 
-    now: datetime
     book: Book
     left: tuple[int, ...]
     events: int
@@ -136,7 +137,6 @@ class World:
     def identity(self) -> Hashable:
         """Everything that the future depends on."""
         return (
-            self.now,
             tuple(self.book.jobs.values()),
             tuple(self.book.marks.values()),
             self.left,
@@ -157,11 +157,10 @@ class Move:
     label: str
     step: Step
     request: Request | None = None
-    until: datetime | None = None
+    passed: timedelta | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(msgspec.Struct, frozen=True):
     """One step as it was made: what it saw, what it wrote, what it answered."""
 
     move: Move
@@ -169,7 +168,6 @@ class Taken:
     before: World
     view: View
     changes: Changes
-    refusal: OnejobError | None
     after: World
 
     @property
@@ -180,9 +178,10 @@ class Taken:
     @property
     def admits(self) -> bool:
         """Whether a request's payload was taken in."""
-        if self.move.request is None or self.refusal is not None:
+        if self.move.request is None:
             return False
-        bumped = self.policy.bump and self.verdict.outcome is Outcome.UPDATED
+        holder = self.verdict.holder
+        bumped = self.policy.bump and holder is not None and self.verdict.job.args == holder.args
         return self.verdict.outcome in ADMITTED and not bumped
 
 
@@ -206,9 +205,9 @@ def spelled(policy: Unique) -> str:
     """Write a policy as one would in code: only what differs from the default."""
     plain = Unique()
     chosen = {
-        name: value
-        for name, value in vars(policy).items()
-        if value != getattr(plain, name) and name not in {"by", "key"}
+        field.name: getattr(policy, field.name)
+        for field in fields(policy)
+        if getattr(policy, field.name) != getattr(plain, field.name) and field.name not in {"by", "key"}
     }
     return f"Unique({', '.join(f'{name}={_brief(value)}' for name, value in chosen.items())})"
 
@@ -226,8 +225,8 @@ def _brief(value: object) -> str:
 
 def explore(policy: Unique, bounds: Bounds) -> Report:
     """Look at every world within bounds; raise Refuted at the first that breaks a rule."""
-    first = World(EPOCH, Book(), bounds.requests, bounds.events, {})
-    parents: dict[Hashable, tuple[Hashable, str] | None] = {first.identity(): None}
+    first = World(Book(), bounds.requests, bounds.events, {})
+    origins: dict[Hashable, Origin | None] = {first.identity(): None}
     layer = [(first, first.identity())]
     count = 0
     while layer:
@@ -236,32 +235,41 @@ def explore(policy: Unique, bounds: Bounds) -> Report:
             for move in moves(world, policy, bounds):
                 count += 1
                 taken, broken = take(world, move, policy)
-                if broken is not None:
-                    raise Refuted(broken, [*trace(parents, identity), told(taken)], policy)
                 reached = taken.after.identity()
-                if reached not in parents:
-                    parents[reached] = (identity, told(taken))
+                origin = Origin(identity, taken.move.label, taken.changes)
+                if broken is None and reached not in origins:
+                    origins[reached] = origin
                     following.append((taken.after, reached))
+                    broken = first_broken(WORLD_RULES, taken)
+                if broken is not None:
+                    raise Refuted(broken, [*trace(origins, identity), told(origin)], policy)
         layer = following
-    return Report(len(parents), count)
+    return Report(len(origins), count)
 
 
-def trace(parents: dict[Hashable, tuple[Hashable, str] | None], identity: Hashable) -> list[str]:
+class Origin(NamedTuple):
+    """How a world was first reached."""
+
+    parent: Hashable
+    label: str
+    changes: Changes
+
+
+def trace(origins: dict[Hashable, Origin | None], identity: Hashable) -> list[str]:
     """Walk back to the first world."""
     labels: list[str] = []
-    while (parent := parents[identity]) is not None:
-        identity, label = parent
-        labels.append(label)
+    while (origin := origins[identity]) is not None:
+        identity = origin.parent
+        labels.append(told(origin))
     return labels[::-1]
 
 
-def told(taken: Taken) -> str:
+def told(origin: Origin) -> str:
     """Say what a move was and what it changed."""
-    answer = taken.changes.answer
+    answer = origin.changes.answer
     outcome = f" → {answer.outcome}" if isinstance(answer, Verdict) else ""
-    refused = f" → {type(taken.refusal).__name__}" if taken.refusal else ""
-    written = ", ".join(described(job) for job in (*taken.changes.updates, *taken.changes.inserts))
-    return f"{taken.move.label}{outcome}{refused}  [{written}]"
+    written = ", ".join(described(job) for job in (*origin.changes.updates, *origin.changes.inserts))
+    return f"{origin.label}{outcome}  [{written}]"
 
 
 def described(job: Job) -> str:
@@ -273,53 +281,85 @@ def described(job: Job) -> str:
 
 def take(world: World, move: Move, policy: Unique) -> tuple[Taken, str | None]:
     """Make a move and say which rule it breaks, if any."""
-    now = move.until or world.now
-    view = world.book.view(move.step, now)
-    changes, refusal, broken = Changes(), None, None
+    view = world.book.view(move.step, EPOCH)
+    changes, broken = Changes(), None
     try:
         changes = move.step.act(view)
-    except MergeFailed as error:
-        refusal = error
     except Exception as error:  # noqa: BLE001  (whatever it is, it is the finding)
         broken = f"{move.kind} raised {type(error).__name__}: {error}"
-    after = succeed(world, move, changes, now)
-    taken = Taken(move, policy, world, view, changes, refusal, after)
+    after = succeed(world, move, changes)
+    taken = Taken(move, policy, world, view, changes, after)
     if broken is not None:
         return taken, broken
     try:
-        taken = replace(taken, after=account(taken))
+        taken = msgspec.structs.replace(taken, after=account(taken))
     except Broken as rule:
         return taken, str(rule)
-    rules = (*STEP_RULES, *WORLD_RULES)
-    return taken, next((broken for rule in rules for broken in rule(taken)), None)
+    return taken, first_broken(STEP_RULES, taken)
 
 
-def succeed(world: World, move: Move, changes: Changes, now: datetime) -> World:
+def first_broken(rules: Iterable[Rule], taken: Taken) -> str | None:
+    """Say which rule a step breaks, if any."""
+    return next((broken for rule in rules for broken in rule(taken)), None)
+
+
+def succeed(world: World, move: Move, changes: Changes) -> World:
     """Write what a step asks for into a copy of the world."""
     left = list(world.left)
     if move.request is not None and move.request.key is not None:
         left[KEYS.index(move.request.key)] -= 1
     events = world.events - (move.kind in EVENTS)
-    if not (changes.updates or changes.inserts or changes.mark):
-        return replace(world, now=now, left=tuple(left), events=events)
-    book = Book()
-    for name in Book.__slots__:
-        setattr(book, name, dict(getattr(world.book, name)))
-    book.write(
-        Changes(
-            updates=tuple(map(scrubbed, changes.updates)),
-            inserts=tuple(map(scrubbed, changes.inserts)),
-            mark=changes.mark and msgspec.structs.replace(changes.mark, touched_at=EPOCH),
+    book = world.book
+    if move.passed:
+        changes = Changes(updates=tuple(later(job, move.passed) for job in world.jobs))
+    if changes.updates or changes.inserts or changes.mark:
+        book = copied(book)
+        book.write(
+            Changes(
+                updates=tuple(map(scrubbed, changes.updates)),
+                inserts=tuple(map(scrubbed, changes.inserts)),
+                mark=changes.mark and msgspec.structs.replace(changes.mark, touched_at=EPOCH),
+            )
         )
-    )
-    return replace(world, now=now, book=book, left=tuple(left), events=events)
+    return msgspec.structs.replace(world, book=book, left=tuple(left), events=events)
+
+
+def copied(book: Book) -> Book:
+    """Copy what a book holds; jobs and marks are values."""
+    copy = Book()
+    for name in Book.__slots__:
+        setattr(copy, name, dict(getattr(book, name)))
+    return copy
 
 
 def scrubbed(job: Job) -> Job:
-    """Forget what no decision reads, so that more worlds are the same."""
-    return alter(
-        job, errors=b"[]", started_at=None, finished_at=None, lease_until=job.lease_until and EPOCH, worker=None
+    """Forget what no later decision reads, so that more worlds are the same; the clock stands at EPOCH."""
+    known = alter(
+        job,
+        errors=b"[]",
+        result=None,
+        worker=None,
+        started_at=None,
+        finished_at=None,
+        lease_until=job.lease_until and EPOCH,
+        run_at=max(job.run_at, EPOCH),
+        created_at=max(job.created_at, EPOCH - WINDOW),
+        latest_at=job.latest_at and max(job.latest_at, EPOCH),
+        held_at=max(job.held_at, EPOCH - WINDOW) if job.held_key and job.held_at else None,
+        holds_until=max(job.holds_until, EPOCH) if job.held_key and job.holds_until else None,
     )
+    if not job.is_terminal:
+        return known
+    ended = alter(known, run_at=EPOCH, created_at=EPOCH, attempt=0, token=1, cancel_requested=False)
+    if job.state is State.COMPLETED or job.is_superseded:  # never to be replayed
+        ended = alter(ended, latest_at=None, traits=Trait.NONE, version=None)
+    return ended
+
+
+def later(job: Job, passed: timedelta) -> Job:
+    """Move the clock instead of the world: what is ahead comes closer, what is behind goes further."""
+    times = ("run_at", "created_at", "latest_at", "held_at", "holds_until")
+    return alter(job, **{name: at - passed for name in times if (at := getattr(job, name)) is not None})
 
 
 # ── what can happen ───────────────────────────────────────────────────────────────────────────────
@@ -327,34 +367,62 @@ def scrubbed(job: Job) -> Job:
 
 def moves(world: World, policy: Unique, bounds: Bounds) -> Iterator[Move]:
     """List all that can happen next."""
-    for kind, made in all_moves(world, policy):
-        if kind in NATURAL or (world.events and kind in bounds.kinds):
-            yield from made
+    yield from natural_moves(world, policy)
+    if world.events:
+        for move in events(world, policy):
+            if move.kind in bounds.kinds:
+                yield move
 
 
-def all_moves(world: World, policy: Unique) -> Iterator[tuple[Kind, Iterable[Move]]]:
-    """List all that can happen next by kind, whether the bounds allow it or not."""
-    for place, key in enumerate(KEYS[: len(world.left)]):
-        if world.left[place]:
-            yield from request_moves(world, policy, key)
-        yield from release_moves(world, key)
+def natural_moves(world: World, policy: Unique) -> Iterator[Move]:
+    """List what happens without bad luck or a user's hand."""
+    for key, left in zip(KEYS, world.left, strict=False):
+        if left:
+            yield request(world, policy, key, Kind.REQUEST, newest_version(world, key) + 1)
     busy = sum(job.state is State.ACTIVE for job in world.jobs) >= WORKERS
     for job in world.jobs:
-        yield from job_moves(world, policy, job, busy=busy)
-    yield Kind.TICK, tick(world, policy)
+        if job.state is State.AVAILABLE and not busy:
+            yield act(Kind.START, job, start)
+        elif job.state is State.ACTIVE:
+            yield settling(Kind.COMPLETE, job, lifecycle.Completed(b"null"), policy)
+            if job.cancel_requested:
+                yield settling(Kind.STOP, job, lifecycle.Stopped("cancelled"), policy)
+        elif job.state in {State.SCHEDULED, State.RETRYABLE} and job.run_at <= EPOCH:
+            yield act(Kind.MATURE, job, mature)
+    yield from tick(world, policy)
 
 
-def request_moves(world: World, policy: Unique, key: bytes) -> Iterator[tuple[Kind, Iterable[Move]]]:
-    """List the requests that can come for a key."""
-    newest = max((e.version for e in world.entries.values() if e.key == key), default=0)
-    yield Kind.REQUEST, [request(world, policy, key, Kind.REQUEST, newest + 1)]
-    yield Kind.FORCE, [request(world, policy, key, Kind.FORCE, newest + 1)]
+def events(world: World, policy: Unique) -> Iterator[Move]:
+    """List what the bounds count."""
+    for key, left in zip(KEYS, world.left, strict=False):
+        if left:
+            yield from odd_requests(world, policy, key)
+        if key in world.book.held:
+            yield Move(Kind.RELEASE, f"release {key.decode()}", Step(release, key=key))
+            yield Move(
+                Kind.RELEASE_BY_FORCE, f"release {key.decode()} by force", Step(release_by_force, key=key)
+            )
+    for job in world.jobs:
+        if job.state is State.ACTIVE:
+            yield from run_events(job, policy)
+        yield from user_events(world, job)
+
+
+def newest_version(world: World, key: bytes) -> int:
+    """Tell the highest version that was admitted."""
+    return max((entry.version for entry in world.entries.values() if entry.key == key), default=0)
+
+
+def odd_requests(world: World, policy: Unique, key: bytes) -> Iterator[Move]:
+    """List the requests for a key that are not plain ones with the next version."""
+    newest = newest_version(world, key)
+    yield request(world, policy, key, Kind.FORCE, newest + 1)
     if policy.version is not None and newest:
-        yield Kind.OLDER, [request(world, policy, key, Kind.OLDER, newest - 1)]
-        yield Kind.EQUAL, [request(world, policy, key, Kind.EQUAL, newest)]
+        yield request(world, policy, key, Kind.OLDER, newest - 1)
+        yield request(world, policy, key, Kind.EQUAL, newest)
     for job in world.jobs:
         if job.state is State.ACTIVE and job.key == key:
-            yield Kind.INSIDE, [request(world, policy, key, Kind.INSIDE, newest + 1, job.chain_id)]
+            yield request(world, policy, key, Kind.INSIDE, newest + 1, job.chain_id)
 
 
 def request(
@@ -385,59 +453,93 @@ def request(
     where = f" {inside}" if inside else ""
     what = f" as version {version}" if policy.version is not None else ""
     label = f"{kind}{where} for {key.decode()} with payload {number}{what}"
-    return Move(kind, label, Step(partial(unique_decide, wanted), key=key), wanted)
+    return Move(kind, label, Step(partial(decide, wanted=wanted), key=key), wanted)
 
 
-def unique_decide(wanted: Request, view: View) -> Changes:
-    """Call the function under test by its module, so that a mutant can take its place."""
-    return unique.decide(wanted, view)
+def run_events(job: Job, policy: Unique) -> Iterator[Move]:
+    """List how a run can end otherwise than well."""
+    yield settling(Kind.CONTINUE, job, lifecycle.Completed(b"null", continuation(job)), policy)
+    yield settling(Kind.FAIL, job, lifecycle.Failed({}, after=SOON), policy)
+    yield settling(Kind.FAIL_FOR_GOOD, job, lifecycle.Failed({}, final=True), policy)
+    yield settling(Kind.HAND_BACK, job, lifecycle.HandedBack(), policy)
+    yield settling(Kind.SNOOZE, job, lifecycle.Snoozed(SOON), policy)
+    yield act(Kind.CRASH, job, partial(expire, merge=merging(policy)))
 
 
-def job_moves(world: World, policy: Unique, job: Job, *, busy: bool) -> Iterator[tuple[Kind, Iterable[Move]]]:
-    """List what can happen to a job."""
-    if job.state is State.AVAILABLE and not busy:
-        yield act(Kind.START, job, lambda view: lifecycle.start(view, worker="w", lease=timedelta(0)))
-    if job.state in {State.SCHEDULED, State.RETRYABLE} and job.run_at <= world.now:
-        yield act(Kind.MATURE, job, lambda view: lifecycle.mature(view))
-    if job.state is State.ACTIVE:
-        yield from run_moves(world, policy, job)
+def user_events(world: World, job: Job) -> Iterator[Move]:
+    """List what a user can do to a job."""
     if job.state in INCOMPLETE and not job.cancel_requested:
-        yield act(Kind.CANCEL, job, lambda view: lifecycle.cancel(view))
-    if job.held_key is not None and job.held_key in world.book.nexts and not job.is_terminal:
-        yield act(Kind.CANCEL_BOTH, job, lambda view: lifecycle.cancel(view, successors=True))
+        yield act(Kind.CANCEL, job, cancel)
+    if job.held_key is not None and job.held_key in world.book.nexts:
+        yield act(Kind.CANCEL_BOTH, job, cancel_both)
     if job.state is State.DISCARDED or (job.state is State.CANCELLED and not job.is_superseded):
-        yield act(Kind.REPLAY, job, lambda view: unique.replay(view))
+        yield act(Kind.REPLAY, job, replay)
 
 
-def run_moves(world: World, policy: Unique, job: Job) -> Iterator[tuple[Kind, Iterable[Move]]]:
-    """List how a run can end."""
-    merge = merging(policy)
-    results: list[tuple[Kind, lifecycle.Result]] = [
-        (Kind.COMPLETE, lifecycle.Completed(b"null")),
-        (Kind.CONTINUE, lifecycle.Completed(b"null", continuation(world, job))),
-        (Kind.FAIL, lifecycle.Failed({}, after=SOON)),
-        (Kind.FAIL_FOR_GOOD, lifecycle.Failed({}, final=True)),
-        (Kind.HAND_BACK, lifecycle.HandedBack()),
-        (Kind.SNOOZE, lifecycle.Snoozed(SOON)),
-    ]
-    if job.cancel_requested:
-        results.append((Kind.STOP, lifecycle.Stopped("cancelled")))
-    for kind, result in results:
-        yield act(kind, job, partial(settle, token=job.token, result=result, merge=merge))
-    yield act(Kind.CRASH, job, lambda view: lifecycle.expire(view, merge=merge))
+def act(kind: Kind, job: Job, function: Act) -> Move:
+    """Make the move that applies a function to a job."""
+    return Move(kind, f"{kind} {job.id}", Step(function, job.id))
+
+
+def settling(kind: Kind, job: Job, result: lifecycle.Result, policy: Unique) -> Move:
+    """Make the move that ends a run."""
+    return act(kind, job, partial(settle, token=job.token, result=result, merge=merging(policy)))
+
+
+# The functions under test are called by their modules, so that a mutant can take their place.
+
+
+def decide(view: View, *, wanted: Request) -> Changes:
+    """Make a request."""
+    return cast("Changes", unique.decide(wanted, view))
+
+
+def replay(view: View) -> Changes:
+    """Bring a dead letter back."""
+    return cast("Changes", unique.replay(view))
+
+
+def start(view: View) -> Changes:
+    """Lease a job, with a lease that may be lost at any time."""
+    return lifecycle.start(view, worker="w", lease=timedelta(0))
+
+
+def mature(view: View) -> Changes:
+    """Make a job available whose time has come."""
+    return lifecycle.mature(view)
 
 
 def settle(view: View, *, token: int, result: lifecycle.Result, merge: lifecycle.Merge) -> Changes:
-    """Call the function under test by its module, so that a mutant can take its place."""
+    """End a run."""
     return lifecycle.settle(view, token=token, result=result, merge=merge)
 
 
-def act(kind: Kind, job: Job, function: Act) -> tuple[Kind, list[Move]]:
-    """Make the move that applies a function to a job."""
-    return kind, [Move(kind, f"{kind} {job.id}", Step(function, job.id))]
+def expire(view: View, *, merge: lifecycle.Merge) -> Changes:
+    """Take a lease back."""
+    return lifecycle.expire(view, merge=merge)
 
 
-def continuation(world: World, job: Job) -> Job:
+def cancel(view: View) -> Changes:
+    """Cancel a job."""
+    return lifecycle.cancel(view)
+
+
+def cancel_both(view: View) -> Changes:
+    """Cancel a job and the one behind it."""
+    return lifecycle.cancel(view, successors=True)
+
+
+def release(view: View) -> Changes:
+    """Free a key, unless its holder runs."""
+    return lifecycle.release(view)
+
+
+def release_by_force(view: View) -> Changes:
+    """Free a key."""
+    return lifecycle.release(view, force=True)
+
+
+def continuation(job: Job) -> Job:
     """Make the job that a run asks to follow it; its payload is no request's."""
     args = payload([CONTINUED + max(numbers(job))])
     wanted = Request(
@@ -452,36 +554,26 @@ def continuation(world: World, job: Job) -> Job:
         priority=0,
         retry=RETRY,
     )
-    return unique.make(wanted, world.now)
-
-
-def release_moves(world: World, key: bytes) -> Iterator[tuple[Kind, Iterable[Move]]]:
-    """List how a key can be freed by hand."""
-    if key in world.book.held:
-        for kind, force in ((Kind.RELEASE, False), (Kind.RELEASE_BY_FORCE, True)):
-            step = Step(partial(lifecycle.release, force=force), key=key)
-            yield kind, [Move(kind, f"{kind} {key.decode()}", step)]
+    return unique.make(wanted, EPOCH)
 
 
 def tick(world: World, policy: Unique) -> Iterator[Move]:
     """Let time pass until something comes due or lapses."""
-    moments = [moment for job in world.jobs for moment in moments_of(job, policy) if moment > world.now]
-    if policy.wait is not None and any(world.left) and any(job.state in WAITING for job in world.jobs):
-        moments.append(world.now + SOON)
+    moments = [moment for job in world.jobs for moment in moments_of(job) if moment > EPOCH]
+    if policy.wait is not None and any(world.left) and any(job.run_at > EPOCH for job in world.jobs):
+        moments.append(EPOCH + SOON)
     if moments:
-        until = min(moments)
-        label = f"{Kind.TICK} to {(until - EPOCH).total_seconds():g}s"
-        yield Move(Kind.TICK, label, Step(lambda _view: Changes()), until=until)
+        passed = min(moments) - EPOCH
+        label = f"{Kind.TICK} {passed.total_seconds():g}s"
+        yield Move(Kind.TICK, label, Step(lambda _view: Changes()), passed=passed)
 
 
-def moments_of(job: Job, policy: Unique) -> Iterator[datetime]:
+def moments_of(job: Job) -> Iterator[datetime]:
     """Name the moments at which the passing of time changes what is decided about a job."""
     if job.state in {State.SCHEDULED, State.RETRYABLE}:
         yield job.run_at
     if job.held_key is not None and job.holds_until is not None:
         yield job.holds_until
-    if job.next_key is not None and policy.within is not None:
-        yield job.created_at + cast("timedelta", policy.within)
 
 
 def merging(policy: Unique) -> lifecycle.Merge:
@@ -522,7 +614,7 @@ def account(taken: Taken) -> World:
         return world
     if move.kind in {Kind.CANCEL, Kind.CANCEL_BOTH}:
         ended = {move.step.job_id or ""} | {job.id for job in changes.updates if job.reason == "cancelled"}
-        world = replace(world, asked=world.asked | ended)
+        world = msgspec.structs.replace(world, asked=world.asked | ended)
     if move.kind in {Kind.RELEASE, Kind.RELEASE_BY_FORCE} and move.step.key is not None:
         assert taken.view.holder is not None  # release wrote something
         world = left_alone(world, taken.view.holder, move.step.key)
@@ -531,7 +623,7 @@ def account(taken: Taken) -> World:
     if move.kind is Kind.REPLAY and taken.verdict.outcome is Outcome.CREATED:
         world = replayed(taken, world)
     entries = dict(world.entries)
-    world = replace(world, entries=entries)
+    world = msgspec.structs.replace(world, entries=entries)
     for job in (*changes.updates, *changes.inserts):
         compare(taken, world, taken.before.book.jobs.get(job.id), world.book.jobs[job.id])
     return world
@@ -539,7 +631,9 @@ def account(taken: Taken) -> World:
 
 def left_alone(world: World, job: Job, key: bytes) -> World:
     """Note that a chain lost its hold, and that its key has no order any more."""
-    return replace(world, alone=world.alone | {job.chain_id}, unordered=world.unordered | {key})
+    return msgspec.structs.replace(
+        world, alone=world.alone | {job.chain_id}, unordered=world.unordered | {key}
+    )
 
 
 def admitted(taken: Taken, world: World) -> World:
@@ -549,13 +643,17 @@ def admitted(taken: Taken, world: World) -> World:
     assert wanted.key is not None  # the explorer's requests all have one
     (number,) = read(wanted.args)
     entry = Entry(number, wanted.key, wanted.version or 0, next_order(world))
-    world = replace(world, entries=world.entries | {number: entry})
+    world = msgspec.structs.replace(world, entries=world.entries | {number: entry})
     if holder is None:
-        return replace(world, unordered=world.unordered | {wanted.key}) if wanted.force else world
+        return (
+            msgspec.structs.replace(world, unordered=world.unordered | {wanted.key})
+            if wanted.force
+            else world
+        )
     if wanted.force or (verdict.holder is not None and verdict.outcome is Outcome.CREATED):
         world = left_alone(world, holder, wanted.key) if not holder.is_terminal else world
     if world.book.jobs[holder.id].cancel_requested and not holder.cancel_requested:
-        world = replace(world, told=(*world.told, (holder.id, number)))
+        world = msgspec.structs.replace(world, told=(*world.told, (holder.id, number)))
     return world
 
 
@@ -569,7 +667,7 @@ def replayed(taken: Taken, world: World) -> World:
             order=next_order(world), withdrawn=False, overwritten_by=None, started=False
         )
     unordered = world.unordered | ({job.key} if job.key else set())
-    return replace(world, entries=entries, unordered=unordered, asked=world.asked - {job.id})
+    return msgspec.structs.replace(world, entries=entries, unordered=unordered, asked=world.asked - {job.id})
 
 
 def next_order(world: World) -> int:
@@ -624,6 +722,8 @@ def superseded(taken: Taken, world: World, job: Job, entry: Entry) -> Entry:
     by = world.book.jobs.get(job.superseded_by or "")
     if by is None:
         raise Broken(f"{job.id} is superseded by {job.superseded_by}, which does not exist")
+    if taken.policy.shadow:
+        raise Broken(f"{job.id} is superseded under a shadow policy")
     if job.chain_id in world.alone and not taken.policy.version and taken.move.kind is not Kind.REQUEST:
         raise Broken(f"{job.id} was left to run on alone, but ended superseded")
     if entry.number in numbers(by) and by.id != job.id:
@@ -655,17 +755,20 @@ def carried(world: World) -> set[int]:
 
 def fate(world: World, entry: Entry) -> Fate:
     """Follow an admitted payload to where it is now."""
-    live = carried(world)
-    while True:
-        if entry.done:
-            return Fate.DONE
-        if entry.number in live:
-            return Fate.LIVE
-        if entry.withdrawn:
-            return Fate.WITHDRAWN
-        if entry.overwritten_by is None:
-            return Fate.LOST
-        entry = world.entries[entry.overwritten_by]
+    return follow(world, entry, carried(world))
+
+
+def follow(world: World, entry: Entry, live: set[int]) -> Fate:
+    """Follow an admitted payload to where it is now, given the payloads that are live."""
+    if entry.done:
+        return Fate.DONE
+    if entry.number in live:
+        return Fate.LIVE
+    if entry.withdrawn:
+        return Fate.WITHDRAWN
+    if entry.overwritten_by is None:
+        return Fate.LOST
+    return follow(world, world.entries[entry.overwritten_by], live)
 
 
 # ── the rules: each yields a sentence for every way in which it is broken ─────────────────────────
@@ -677,18 +780,18 @@ Rule = Callable[[Taken], Iterator[str]]
 def answers(taken: Taken) -> Iterator[str]:
     """Nothing is undefined: what can happen writes something, and a request is always answered."""
     move, changes = taken.move, taken.changes
-    if move.kind in REQUESTS | {Kind.REPLAY} and taken.refusal is None:
+    if move.kind in REQUESTS | {Kind.REPLAY}:
         if not isinstance(changes.answer, Verdict):
             yield f"{move.kind} was not answered with a verdict"
     elif move.kind in {Kind.TICK, Kind.RELEASE, Kind.RELEASE_BY_FORCE}:
         return
-    elif not changes.updates and taken.refusal is None:
+    elif not changes.updates:
         yield f"{move.kind} changed nothing"
 
 
 def verdict_matches_writes(taken: Taken) -> Iterator[str]:
     """A duplicate writes no job and names one that exists; an admission writes the job that it names."""
-    if taken.move.request is None or taken.refusal is not None:
+    if taken.move.request is None:
         return
     verdict, changes = taken.verdict, taken.changes
     deduplicated = verdict.outcome in {Outcome.KEPT, Outcome.REJECTED, Outcome.STALE}
@@ -706,14 +809,25 @@ def verdict_matches_writes(taken: Taken) -> Iterator[str]:
 
 def outcome_is_due(taken: Taken) -> Iterator[str]:
     """The outcome is what DESIGN.md §3.2 says for what the request meets."""
-    if taken.move.request is None or taken.refusal is not None:
+    if taken.move.request is None:
+        return
+    if taken.policy.shadow:
+        if taken.verdict.outcome not in {Outcome.CREATED, Outcome.FORCED}:
+            yield f"a shadow policy answered {taken.verdict.outcome}"
+        return
+    if taken.verdict.refusal == "merge":
+        yield from merge_refused(taken)
         return
     due = expected(taken.move.request, taken)
-    got = taken.verdict.shadow or taken.verdict.outcome
-    if got is not due:
-        yield f"a request was {got}, but should be {due}"
-    if taken.policy.shadow and taken.verdict.outcome not in {Outcome.CREATED, Outcome.FORCED}:
-        yield f"a shadow policy answered {taken.verdict.outcome}"
+    if taken.verdict.outcome is not due:
+        yield f"a request was {taken.verdict.outcome}, but should be {due}"
+
+
+def merge_refused(taken: Taken) -> Iterator[str]:
+    """Say it if a merge was refused that is possible."""
+    standing = taken.view.successor or taken.view.holder
+    if standing is None or taken.policy.merge is None or len(numbers(standing)) < taken.policy.merge_cap:
+        yield "a merge was refused without need"
 
 
 def expected(wanted: Request, taken: Taken) -> Outcome:
@@ -726,14 +840,14 @@ def expected(wanted: Request, taken: Taken) -> Outcome:
         return Outcome.STALE
     if standing is None or not (standing is view.successor or alive(standing, policy, view.now)):
         return Outcome.CREATED
-    if view.holder and view.holder.chain_id == wanted.running_chain and not view.holder.is_terminal:
+    if policy.edges != "first+last" and inside(wanted, view):
         return Outcome.UPDATED if view.successor else Outcome.RERUN
-    if view.successor and out_of_range(view, policy):
+    if view.holder and policy.states is not None and stage(view.holder) not in policy.states:
         return Outcome.CREATED
     if policy.edges == "first+last":
-        ahead = standing.held_at is not None and standing.held_at > view.now
+        ahead = standing.state in WAITING and standing.held_at is not None and standing.held_at > view.now
         return Outcome.UPDATED if view.successor or ahead else Outcome.RERUN
-    return BY_CONFLICT[situation(standing, view)](policy, standing, wanted)
+    return BY_CONFLICT[situation(standing, view)](policy, standing, wanted, view.now)
 
 
 def is_stale(wanted: Request, before: World) -> bool:
@@ -759,14 +873,10 @@ def alive(job: Job, policy: Unique, now: datetime) -> bool:
     return stage(job) in policy.held_states and in_window
 
 
-def out_of_range(view: View, policy: Unique) -> bool:
-    """Tell whether the newcomer's own states or window exclude a key with a successor."""
-    assert view.holder is not None  # a successor waits behind somebody
-    assert view.successor is not None  # as the caller says
-    age = view.now - view.successor.created_at
-    if policy.states is not None and stage(view.holder) not in policy.states:
-        return True
-    return policy.within is not None and age >= cast("timedelta", policy.within)
+def inside(wanted: Request, view: View) -> bool:
+    """Tell whether a request comes from inside the run that holds its key."""
+    holder = view.holder
+    return holder is not None and not holder.is_terminal and holder.chain_id == wanted.running_chain
 
 
 def situation(standing: Job, view: View) -> str:
@@ -776,23 +886,25 @@ def situation(standing: Job, view: View) -> str:
     return "ended" if standing.is_terminal else "active"
 
 
-def against_waiting(policy: Unique, standing: Job, wanted: Request) -> Outcome:
+def against_waiting(policy: Unique, standing: Job, wanted: Request, now: datetime) -> Outcome:
     """Read the row of `on_conflict`."""
     if policy.on_conflict == "keep":
-        return Outcome.UPDATED if policy.bump and wanted.priority > standing.priority else Outcome.KEPT
+        sooner = standing.state is not State.RETRYABLE and standing.run_at > now
+        higher = wanted.priority > standing.priority
+        return Outcome.UPDATED if policy.bump and (higher or sooner) else Outcome.KEPT
     return {"reject": Outcome.REJECTED, "update": Outcome.UPDATED, "replace": Outcome.REPLACED}[
         policy.on_conflict
     ]
 
 
-def against_active(policy: Unique, standing: Job, _wanted: Request) -> Outcome:
+def against_active(policy: Unique, standing: Job, _wanted: Request, _now: datetime) -> Outcome:
     """Read the row of `on_active`; a chain between two jobs has nothing to stop."""
     if policy.while_active == "cancel":
         return Outcome.RERUN if standing.state is State.ACTIVE else Outcome.REPLACED
     return {"keep": Outcome.KEPT, "reject": Outcome.REJECTED, "rerun": Outcome.RERUN}[policy.while_active]
 
 
-def against_ended(policy: Unique, _standing: Job, _wanted: Request) -> Outcome:
+def against_ended(policy: Unique, _standing: Job, _wanted: Request, _now: datetime) -> Outcome:
     """Read the row of the terminal holder."""
     return {"keep": Outcome.KEPT, "reject": Outcome.REJECTED}.get(policy.on_conflict, Outcome.CREATED)
 
@@ -800,13 +912,17 @@ def against_ended(policy: Unique, _standing: Job, _wanted: Request) -> Outcome:
 BY_CONFLICT = {"waiting": against_waiting, "active": against_active, "ended": against_ended}
 
 
+def unheld(job: Job) -> Job:
+    """Show a job as it would be without its hold."""
+    return scrubbed(alter(job, held_key=None, traits=Trait.NONE))
+
+
 def terminal_is_final(taken: Taken) -> Iterator[str]:
     """Only a replay leaves a terminal state; others may at most take the hold away."""
     for new in taken.changes.updates:
         old = taken.before.book.jobs.get(new.id)
         if old is not None and old.is_terminal and taken.move.kind is not Kind.REPLAY:
-            kept = alter(taken.after.book.jobs[new.id], held_key=old.held_key, traits=old.traits)
-            if kept != old:
+            if unheld(taken.after.book.jobs[new.id]) != unheld(old):
                 yield f"{old.id} had ended and was changed"
 
 
@@ -929,9 +1045,9 @@ def hold_follows_chain(taken: Taken) -> Iterator[str]:
 def force_leaves_the_old_alone(taken: Taken) -> Iterator[str]:
     """Rule 5: after a force the older job runs on, only without its hold."""
     holder = taken.view.holder
-    if taken.move.kind is Kind.FORCE and holder is not None:
+    if taken.move.kind is Kind.FORCE and taken.admits and holder is not None:
         after = taken.after.book.jobs[holder.id]
-        if alter(after, held_key=holder.held_key, traits=holder.traits) != holder or after.held_key:
+        if after.held_key is not None or unheld(after) != unheld(holder):
             yield "a force did more to the older job than take its hold"
 
 
@@ -987,8 +1103,9 @@ def debounce_waits(taken: Taken) -> Iterator[str]:
 
 def nothing_is_lost(taken: Taken) -> Iterator[str]:
     """Every admitted payload is live, done, withdrawn, or overwritten by a newer one of which that is true."""
+    live = carried(taken.after)
     for entry in taken.after.entries.values():
-        if fate(taken.after, entry) is Fate.LOST:
+        if follow(taken.after, entry, live) is Fate.LOST:
             yield f"payload {entry.number} is lost"
 
 
@@ -1033,7 +1150,7 @@ def late_settlers_are_refused(taken: Taken) -> Iterator[str]:
     for job in taken.after.jobs:
         old = job.token - (job.state is State.ACTIVE)
         if old > 0:
-            view = taken.after.book.view(Step(lambda _view: Changes(), job.id), taken.after.now)
+            view = taken.after.book.view(Step(lambda _view: Changes(), job.id), EPOCH)
             late = lifecycle.settle(view, token=old, result=lifecycle.Completed(b"null"))
             if late.answer is not None or late.updates or late.inserts or late.mark:
                 yield f"a late completion of {job.id} was taken"

@@ -1,0 +1,112 @@
+"""The table, the JSON, and the bar that moves meanwhile."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TextIO
+
+from bench.machine import Machine
+from bench.measure import Reading
+
+WIDTH = 40
+HEAD = ("", "measured", "reference", "against", "ratio", "bar", "")
+GREEN, RED, PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
+
+
+class Progress:
+    """A bar on a terminal, dots elsewhere; on stderr, so that stdout has only the answer."""
+
+    def __init__(self, total: int, stream: TextIO = sys.stderr) -> None:
+        self._total = total
+        self._stream = stream
+        self._done = 0
+        self._name = ""
+
+    def enter(self, name: str) -> None:
+        """Say what comes next."""
+        self._name = name
+        if self._stream.isatty():
+            self._draw()
+        else:
+            self._stream.write(f"{' ' * (self._done > 0)}{name} ")
+            self._stream.flush()
+
+    def tick(self) -> None:
+        """Move on by half a round."""
+        self._done += 1
+        if self._stream.isatty():
+            self._draw()
+        else:
+            self._stream.write(".")
+            self._stream.flush()
+
+    def _draw(self) -> None:
+        full = WIDTH * self._done // max(self._total, 1)
+        self._stream.write(f"\r\x1b[K{'█' * full}{'░' * (WIDTH - full)} {self._name}")
+        self._stream.flush()
+
+    def leave(self) -> None:
+        """Clear the line for the table."""
+        self._stream.write("\r\x1b[K" if self._stream.isatty() else "\n")
+        self._stream.flush()
+
+
+def table(readings: Sequence[Reading], machine: Machine, *, rounds: int, color: bool) -> str:
+    """Lay the readings out in columns."""
+    lines = [HEAD, *(cells(reading) for reading in readings)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
+    laid = [
+        "  ".join(
+            cell.ljust(width) if column in {0, 3, 5, 6} else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    marks = [None, *(reading.passed for reading in readings)]
+    body = "\n".join(paint(line, mark) if color else line for line, mark in zip(laid, marks, strict=True))
+    return f"{heading(machine, rounds)}\n\n{body}\n"
+
+
+def heading(machine: Machine, rounds: int) -> str:
+    """Say what the figures were taken on."""
+    warning = (
+        "  (no disk at all: FULL means nothing here)" if machine.file_system in {"tmpfs", "ramfs"} else ""
+    )
+    return (
+        f"{machine.system}, {machine.cores} cores, Python {machine.python}, SQLite {machine.sqlite}\n"
+        f"{machine.folder} on {machine.file_system}{warning}, "
+        f"fsync of one page p50 {machine.fsync_p50_ms:.3f} ms\n"
+        f"medians of {rounds} rounds in which both sides take turns; the ratio is the median of theirs"
+    )
+
+
+def cells(reading: Reading) -> tuple[str, ...]:
+    """Write a reading as the cells of a line."""
+    reference = "" if reading.reference is None else quantity(reading.reference, reading.unit)
+    ratio = "" if reading.ratio is None else f"{reading.ratio:.2f}"
+    verdict = {True: "pass", False: "MISS", None: ""}[reading.passed]
+    measured = quantity(reading.measured, reading.unit)
+    return (reading.name, measured, reference, reading.against, ratio, reading.bar, verdict)
+
+
+def quantity(value: float, unit: str) -> str:
+    """Write a number with its unit."""
+    return f"{value:.3f} {unit}" if unit == "ms" else f"{value:,.0f} {unit}".rstrip()
+
+
+def paint(line: str, passed: bool | None) -> str:  # noqa: FBT001 - a reading's own mark
+    """Color a line by its verdict."""
+    return line if passed is None else f"{GREEN if passed else RED}{line}{PLAIN}"
+
+
+def as_json(readings: Sequence[Reading], machine: Machine, *, rounds: int) -> str:
+    """Write everything down for another program."""
+    found = {
+        "machine": asdict(machine),
+        "rounds": rounds,
+        "readings": [asdict(reading) for reading in readings],
+    }
+    return json.dumps(found, indent=2, ensure_ascii=False)

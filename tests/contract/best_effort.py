@@ -1,0 +1,58 @@
+"""A store that is not good enough: it looks, and later it writes, and others come between."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from onejob.errors import OnejobError
+from onejob.job import Changes
+from onejob.stores.contract import Guarantees, Step
+from onejob.stores.memory import MemoryStore
+
+
+class BestEffortStore(MemoryStore):
+    """Checks, then inserts. The gap between the two is real, and lasts until `callers` stand in it."""
+
+    guarantees = Guarantees(
+        store="best-effort",
+        strength="best-effort",
+        scope="one process",
+        durability="none",
+        not_promised="that one key has one holder while several requests come at once",
+    )
+
+    def __init__(self, callers: int) -> None:
+        super().__init__()
+        self._threads = threading.Barrier(callers)
+        self._tasks = asyncio.Barrier(callers)
+
+    def apply_now(self, steps: Sequence[Step]) -> list[Any]:
+        """Decide on what is there now; write when everybody has decided."""
+        decided = self._decide(steps)
+        self._threads.wait()
+        return self._write(decided)
+
+    async def apply(self, steps: Sequence[Step]) -> list[Any]:
+        """Do the same between tasks."""
+        decided = self._decide(steps)
+        await self._tasks.wait()
+        return self._write(decided)
+
+    def _decide(self, steps: Sequence[Step]) -> list[Changes]:
+        with self._lock:
+            return [self._foresee(step) for step in steps]
+
+    def _foresee(self, step: Step) -> Changes:
+        try:
+            return step.act(self._book.view(step, self.now()))
+        except OnejobError as refusal:
+            return Changes(answer=refusal)
+
+    def _write(self, decided: Sequence[Changes]) -> list[Any]:
+        with self._lock:
+            for changes in decided:
+                self._book.write(changes)
+        return [changes.answer for changes in decided]

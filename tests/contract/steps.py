@@ -1,0 +1,147 @@
+"""Carry jobs through their lives by hand: no worker, no sleeping, no chance."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from onejob import App, Job, Retry, State, Task, Unique, lifecycle
+from onejob.context import Context, enter
+from onejob.fluent import Fluent
+from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
+from onejob.stores.contract import Filter, Lease, Step
+
+T = TypeVar("T")
+Policy = Unique | Fluent | bool | None
+
+LEASE = timedelta(seconds=15)
+BACKOFF = 20  # seconds before the first retry of a mailer's job: 10 · 2^1
+RETRY = Retry(attempts=3, base=10, factor=2, cap="1h", jitter=0)
+
+
+def mailer(
+    app: App,
+    unique: Policy = None,
+    *,
+    name: str = "mail",
+    queue: str = "default",
+    retry: Retry = RETRY,
+) -> Task[..., str]:
+    """Register a task with two arguments: whom a mail is `to`, and its `text`."""
+
+    async def mail(to: Any, text: Any = "") -> str:
+        return f"{to}: {text}"
+
+    return app.task(name=name, queue=queue, unique=unique, retry=retry)(mail)
+
+
+# ── a worker's acts ───────────────────────────────────────────────────────────────────────────────
+
+
+async def lease(app: App, *, total: int = 1000, worker: str = "worker") -> list[Job]:
+    """Start whatever is due, best first."""
+    return await app.store.lease(
+        Lease(
+            namespace=app.namespace,
+            worker=worker,
+            queues=dict.fromkeys(app.queues, total),
+            total=total,
+            duration=LEASE,
+            tasks=app.tasks.keys(),
+            limits={queue: most for queue, most in app.queues.items() if most is not None},
+        )
+    )
+
+
+async def start(app: App, *, worker: str = "worker") -> Job:
+    """Start the one job that is due."""
+    [job] = await lease(app, worker=worker)
+    return job
+
+
+async def settle(app: App, job: Job, result: Result) -> Job | None:
+    """Write the result of a run as a worker does; None if the lease is lost."""
+    act = partial(lifecycle.settle, token=job.token, result=result, merge=app.merge)
+    [settled] = await app.store.apply([Step(act, job.id)])
+    assert settled is None or isinstance(settled, Job)
+    return settled
+
+
+async def settled(app: App, job: Job, result: Result) -> Job:
+    """Write a result that must be taken."""
+    after = await settle(app, job, result)
+    assert after is not None
+    return after
+
+
+async def complete(app: App, job: Job, value: object = None, *, then: Job | None = None) -> Job:
+    return await settled(app, job, Completed(msgspec.json.encode(value), then))
+
+
+async def fail(app: App, job: Job, *, final: bool = False) -> Job:
+    error = {"type": "ValueError", "message": "no luck", "traceback": ""}
+    return await settled(app, job, Failed(error, final=final))
+
+
+async def snooze(app: App, job: Job, seconds: float) -> Job:
+    return await settled(app, job, Snoozed(timedelta(seconds=seconds)))
+
+
+async def hand_back(app: App, job: Job) -> Job:
+    return await settled(app, job, HandedBack())
+
+
+async def stop(app: App, job: Job) -> Job:
+    return await settled(app, job, Stopped("cancelled"))
+
+
+async def run(app: App, value: object = None) -> Job:
+    """Start the one job that is due and complete it."""
+    return await complete(app, await start(app), value)
+
+
+async def discard(app: App) -> Job:
+    """Start the one job that is due and let it fail for good."""
+    return await fail(app, await start(app), final=True)
+
+
+async def inside(app: App, job: Job, act: Callable[[], Awaitable[T]]) -> T:
+    """Do something inside the run of a job, as its handler would."""
+
+    async def handler() -> T:
+        enter(Context(app, job, None))
+        return await act()
+
+    return await asyncio.create_task(handler())
+
+
+# ── looking ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def everything(app: App) -> list[Job]:
+    """Read every job, oldest first."""
+    return await app.store.find(Filter(limit=100_000, newest_first=False))
+
+
+async def live(app: App) -> list[Job]:
+    """Read every job that has not ended, oldest first."""
+    return [job for job in await everything(app) if not job.is_terminal]
+
+
+async def states(app: App) -> list[State]:
+    """Tell the states of all jobs, oldest first."""
+    return [job.state for job in await everything(app)]
+
+
+async def absorbed(app: App) -> dict[str, int]:
+    """Tell how many requests were absorbed, by outcome, over all tasks."""
+    counts: dict[str, int] = {}
+    for outcomes in (await app.stats()).absorbed.values():
+        for outcome, count in outcomes.items():
+            counts[outcome] = counts.get(outcome, 0) + count
+    return counts

@@ -1,0 +1,135 @@
+"""Suppressions are counted per task, outcome and hold, each exactly once (rule 7; case 68)."""
+
+import asyncio
+import logging
+
+import pytest
+
+from onejob import App, Duplicate, Unique
+from onejob.stores.contract import Store, Tally
+from onejob.testing import Clock
+from tests.contract.steps import absorbed, fail, mailer, run, start
+
+
+async def tallies(app: App) -> dict[tuple[str, str, str], int]:
+    app.ledger.flush()
+    found = await app.store.tallies(app.namespace)
+    return {(tally.task, tally.outcome, tally.job_id): tally.count for tally in found}
+
+
+async def test_case_68_every_suppressed_request_is_counted_once(app: App) -> None:
+    mail = mailer(app, Unique(by="to"))
+    one = await mail.enqueue(1)
+    two = await mail.enqueue(2)
+    for _ in range(3):
+        await mail.enqueue(1)
+    await mail.enqueue(2)
+    expected = {("mail", "kept", one.job.id): 3, ("mail", "kept", two.job.id): 1}
+    assert await tallies(app) == expected
+    app.ledger.flush()
+    assert await tallies(app) == expected  # writing them down again adds nothing
+
+
+async def test_case_68_every_kind_of_suppression_is_counted_and_nothing_else(app: App) -> None:
+    keep = mailer(app, Unique(by="to"), name="keep")
+    refuse = mailer(app, Unique(by="to", on_conflict="reject"), name="refuse")
+    update = mailer(app, Unique.coalesce(by="to"), name="update")
+    replace = mailer(app, Unique(by="to", on_conflict="replace"), name="replace")
+    latest = mailer(app, Unique.latest(by="to", version="text"), name="latest")
+    for mail in (keep, refuse, update, replace, latest):
+        await mail.enqueue(1, 5)
+    await keep.enqueue(1, 6)
+    with pytest.raises(Duplicate):
+        await refuse.enqueue(1, 6)
+    await update.enqueue(1, 6)
+    await replace.enqueue(1, 6)  # a new job: not a suppression
+    await latest.enqueue(1, 4)
+    await keep.options(force=True).enqueue(1, 7)  # nor this
+    await keep.explain(1, 8)  # nor a question
+    counted = {(task, outcome): count for (task, outcome, _), count in (await tallies(app)).items()}
+    assert counted == {
+        ("keep", "kept"): 1,
+        ("refuse", "rejected"): 1,
+        ("update", "updated"): 1,
+        ("latest", "stale"): 1,
+    }
+    assert (await app.stats()).absorbed["latest"] == {"stale": 1}
+
+
+async def test_case_68_a_rerun_is_counted_for_its_successor(app: App) -> None:
+    mail = mailer(app, Unique.coalesce(by="to"))
+    await mail.enqueue(1, "a")
+    await start(app)
+    successor = await mail.enqueue(1, "b")
+    await mail.enqueue(1, "c")
+    assert await tallies(app) == {
+        ("mail", "rerun", successor.job.id): 1,
+        ("mail", "updated", successor.job.id): 1,
+    }
+
+
+async def test_case_68_replays_and_retries_count_nothing(app: App, clock: Clock) -> None:
+    mail = mailer(app, Unique(by="to"))
+    first = await mail.enqueue(1)
+    await fail(app, await start(app))
+    clock.advance("1m")
+    await fail(app, await start(app), final=True)
+    await app.replay(first.job.id)
+    await run(app)
+    assert await tallies(app) == {}
+
+
+async def test_case_68_a_shadow_counts_what_it_would_have_done(app: App) -> None:
+    mail = mailer(app, Unique(by="to", shadow=True))
+    first = await mail.enqueue(1)
+    await mail.enqueue(1)
+    assert await tallies(app) == {("mail", "shadow:kept", first.job.id): 1}
+
+
+async def test_bulk_and_blocking_requests_count_alike(app: App) -> None:
+    mail = mailer(app, Unique(by="to"))
+    await app.enqueue_many([mail.call(1) for _ in range(10)])
+    await asyncio.to_thread(mail.enqueue_sync, 1)
+    assert await absorbed(app) == {"kept": 10}
+
+
+async def test_a_namespace_counts_its_own(app: App, store: Store) -> None:
+    mail = mailer(app, Unique(by="to"))
+    await mail.enqueue(1)
+    await mail.enqueue(1)
+    other = App(store=store, namespace="other")
+    assert await absorbed(other) == {}
+    assert await absorbed(app) == {"kept": 1}
+
+
+async def test_counts_are_written_within_a_second_by_themselves(app: App, store: Store, clock: Clock) -> None:
+    mail = mailer(app, Unique(by="to"))
+    first = await mail.enqueue(1)
+    await mail.enqueue(1)
+    async with asyncio.timeout(10):  # half a second, on a machine that has nothing else to do
+        while not (found := await store.tallies("")):
+            await store.wait(0.02)
+    assert found == [Tally("", "mail", "kept", first.job.id, 1, clock())]
+
+
+async def test_fifty_concurrent_duplicates_are_counted_exactly(app: App) -> None:
+    mail = mailer(app, Unique(by="to"))
+    await asyncio.gather(*(mail.enqueue(1) for _ in range(50)))
+    assert await absorbed(app) == {"kept": 49}
+
+
+async def test_a_suppression_is_told_with_task_and_key_and_without_arguments(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="onejob")
+    mail = mailer(app, Unique(by="to"))
+    first = await mail.enqueue("ada@example.org", "private words")
+    assert caplog.records == []
+    await mail.enqueue("ada@example.org", "private words")
+    [record] = caplog.records
+    assert (record.levelno, record.name) == (logging.DEBUG, "onejob")
+    line = record.getMessage()
+    for part in ("kept", "mail", first.key or "", first.job.id):
+        assert part in line
+    assert "ada@example.org" not in line
+    assert "private words" not in line

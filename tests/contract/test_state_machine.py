@@ -1,0 +1,562 @@
+"""Whatever is done to the memory store and to SQLite, in whatever order, they answer and hold the same.
+
+The memory store is the specification. Both stores get the same steps on the same clock; after each one every
+answer, every job, every mark and every count must agree. ONEJOB_HYPOTHESIS=deep looks for longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from onejob import App, Job, Retry, State, Unique, lifecycle
+from onejob.app import admission_step
+from onejob.errors import OnejobError
+from onejob.job import fingerprint
+from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
+from onejob.stores.contract import Filter, Lease, Step, Store, Tally
+from onejob.stores.memory import MemoryStore
+from onejob.stores.sql.sqlite import SQLiteStore
+from onejob.testing import Clock
+from onejob.unique import Request, make, merged, replay
+
+DEEP = os.environ.get("ONEJOB_HYPOTHESIS") == "deep"
+
+pytestmark = pytest.mark.timeout(36_000 if DEEP else 900)  # shrinking a failure takes its time
+
+TENANTS = {b"a" * 32: "", b"b" * 32: "", b"c" * 32: "tenant"}  # a key belongs to one namespace
+KEYS = tuple(TENANTS)
+TASKS = ("index", "mail")
+QUEUES = ("default", "bulk")
+WINDOWS = (3, 20)
+ALL = 100_000
+
+
+# ── what is asked for ─────────────────────────────────────────────────────────────────────────────
+
+
+def sum_up(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Merge by a function, which refuses once in a while."""
+    if len(old["items"]) + len(new["items"]) > 5:
+        raise ValueError("too many items")
+    return {**new, "items": [*old["items"], *new["items"]]}
+
+
+MERGES: tuple[Any, ...] = ({"items": "union"}, {"items": "append", "n": "sum"}, sum_up)
+MERGING = Unique(on_conflict="update", merge=MERGES[0], merge_cap=4)
+
+
+rarely = st.sampled_from([False] * 7 + [True])
+until = st.sampled_from(["start", "finish", "finish", "failure", "forever"])
+within = st.sampled_from(WINDOWS)
+spans = st.one_of(
+    st.fixed_dictionaries({"until": until}),
+    st.fixed_dictionaries({"until": until, "within": within}),
+    st.fixed_dictionaries(
+        {"states": st.frozensets(st.sampled_from(State), min_size=1)}, optional={"within": within}
+    ),
+)
+guarding = st.fixed_dictionaries(
+    {"bump": st.booleans(), "on_mismatch": st.sampled_from(["ignore", "error"])},
+)
+fields = st.lists(st.sampled_from(["queue", "priority", "time", "place"]), unique=True).map(tuple)
+debouncing = st.sampled_from([{}, {}, {"wait": 2}, {"wait": 2, "max_wait": 5}])
+versioning = st.sampled_from([{}, {"version": "seq"}])
+merging = st.sampled_from([{}, *({"merge": how, "merge_cap": 4} for how in MERGES)])
+while_active = st.sampled_from([None, "keep", "reject", "rerun", "cancel"])
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Unique:
+    """Draw a policy that means something; every field but those that make the key, which is given."""
+    conflict = draw(st.sampled_from(["keep", "reject", "update", "replace"]))
+    chosen: dict[str, Any] = {"on_conflict": conflict, "shadow": draw(rarely), **draw(spans)}
+    if chosen.get("until") != "start":
+        chosen["on_active"] = draw(while_active)
+    match conflict:
+        case "keep" if chosen.get("until") == "forever" and "within" in chosen and draw(st.booleans()):
+            chosen |= {"edges": "first+last", "on_active": None, **draw(merging)}
+        case "keep":
+            chosen |= draw(guarding) | draw(versioning)
+        case "reject":
+            chosen |= draw(versioning)
+        case "update":
+            chosen |= {"fields": draw(fields)} | draw(debouncing) | draw(versioning | merging)
+        case "replace":
+            chosen |= {"keep_schedule": draw(st.booleans())} | draw(versioning)
+        case _:
+            raise AssertionError(conflict)
+    return Unique(**chosen)
+
+
+@dataclass(frozen=True, repr=False)
+class Wish:
+    """A request without its id, which comes with the order of requests."""
+
+    key: bytes | None
+    policy: Unique
+    items: list[int]
+    seq: int
+    task: str
+    queue: str
+    priority: int
+    attempts: int
+    delay: int | None
+    appointed: int | None
+    force: bool
+
+    def __repr__(self) -> str:
+        """Show what is not as usual: a failing sequence has many of these."""
+        shown = {name: value for name, value in vars(self).items() if value}
+        shown["policy"] = {name: value for name, value in vars(self.policy).items() if value != USUAL[name]}
+        return f"Wish({shown})"
+
+
+USUAL = vars(Unique())
+
+
+def wishes(*, forced: bool = False, keys: Sequence[bytes | None] = (*KEYS, None)) -> st.SearchStrategy[Wish]:
+    """Draw what somebody may ask for."""
+    return st.builds(
+        Wish,
+        key=st.sampled_from(keys),
+        policy=policies(),
+        items=st.lists(st.integers(0, 3), max_size=3),
+        seq=st.integers(1, 4),
+        task=st.sampled_from(TASKS),
+        queue=st.sampled_from(QUEUES),
+        priority=st.sampled_from([0, 0, 0, 5]),
+        attempts=st.integers(1, 3),
+        delay=st.sampled_from([None, None, 0, 4]),
+        appointed=st.sampled_from([None, None, None, -60, 4]),
+        force=st.just(forced),
+    )
+
+
+def results() -> st.SearchStrategy[Result]:
+    """Draw how a run may end."""
+    error = {"type": "Boom", "message": "boom", "traceback": ""}
+    after = st.sampled_from([timedelta(0), timedelta(seconds=3)])
+    return st.one_of(
+        st.builds(Completed, st.sampled_from([None, b"1", b'"done"'])),
+        st.builds(Failed, st.just(error), after=st.none() | after, chance=st.floats(0, 0.99)),
+        st.builds(Failed, st.just(error), final=st.just(True)),  # noqa: FBT003 - a strategy's value
+        st.builds(Snoozed, after),
+        st.just(HandedBack()),
+        st.just(Stopped("enough")),
+    )
+
+
+# ── what is compared ──────────────────────────────────────────────────────────────────────────────
+
+
+def plain(answer: Any) -> Any:
+    """Make answers comparable: errors by what they say."""
+    if isinstance(answer, OnejobError):
+        return type(answer), str(answer)
+    return [plain(part) for part in answer] if isinstance(answer, list) else answer
+
+
+async def everything(store: Store) -> dict[str, Any]:
+    """Read all that a store shows."""
+    jobs, stranded, *rest = await asyncio.gather(
+        store.find(Filter(limit=ALL)),
+        store.find(Filter(stranded=True, limit=ALL)),
+        *(store.look(key) for key in KEYS),
+        *(store.counts(namespace) for namespace in ("", "tenant")),
+        *(store.tallies(namespace) for namespace in ("", "tenant")),
+        *(store.next_due(namespace) for namespace in ("", "tenant")),
+    )
+    names = [
+        *(f"key {key[:1].decode()}" for key in KEYS),
+        *(f"{verb} of {space!r}" for verb in ("counts", "tallies", "next due") for space in ("", "tenant")),
+    ]
+    found = {job.id: job for job in cast("list[Job]", jobs)}
+    return {"jobs": found, "stranded": stranded, **dict(zip(names, rest, strict=True))}
+
+
+def difference(expected: Any, found: Any) -> Any:
+    """Show what two answers or states do not share: part by part, field by field; None if nothing."""
+    if expected == found:
+        return None
+    if type(expected) is not type(found) or (parts := anatomy(expected)) is None:
+        return f"memory: {expected!r}, sqlite: {found!r}"
+    others = anatomy(found) or {}
+    between = {name: difference(parts.get(name), others.get(name)) for name in parts | others}
+    return {name: odd for name, odd in between.items() if odd is not None}
+
+
+def anatomy(value: Any) -> dict[Any, Any] | None:
+    """Take a value apart, if it has parts."""
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.asdict(value)
+    if isinstance(value, list):
+        return dict(enumerate(value))
+    return value if isinstance(value, dict) else None
+
+
+# ── the machine ───────────────────────────────────────────────────────────────────────────────────
+
+
+class StoresAgree(RuleBasedStateMachine):
+    """Drive both stores; what differs is a bug in one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.clock = Clock()
+        self.folder = Path(tempfile.mkdtemp(prefix="onejob-machine-"))
+        self.numbers = count(1)
+        self.crashed: list[SQLiteStore] = []
+        self.memory = self.app_of(MemoryStore(clock=self.clock))
+        self.sqlite = self.app_of(self.opened(self.folder / "jobs.db"))
+        self.jobs: dict[str, Job] = {}
+        self.leases: list[Job] = []
+        self.revived: set[str] = set()
+
+    def opened(self, path: Path) -> SQLiteStore:
+        return SQLiteStore(path, synchronous="NORMAL", clock=self.clock)
+
+    def app_of(self, store: Store) -> App:
+        app = App("memory://", store=store)
+        for name in TASKS:
+            app.task(name=name, unique=MERGING)(handler)
+        return app
+
+    def teardown(self) -> None:
+        for store in (*self.crashed, self.file):
+            self.runner.run(store.close())
+        self.runner.close()
+        shutil.rmtree(self.folder)
+
+    @property
+    def file(self) -> SQLiteStore:
+        return cast("SQLiteStore", self.sqlite.store)
+
+    # ── doing the same to both ────────────────────────────────────────────────────────────────────
+
+    def both(self, act: Callable[[App], Awaitable[Any]]) -> Any:
+        """Do one thing to both apps; they must answer the same."""
+        expected, found = (self.runner.run(answered(act, app)) for app in (self.memory, self.sqlite))
+        assert not (odd := difference(plain(expected), plain(found))), odd
+        return expected
+
+    def apply(self, *steps: Step, at_once: bool = False) -> list[Any]:
+        """Apply the same steps to both, from blocking code if `at_once`."""
+
+        async def act(app: App) -> list[Any]:
+            return app.store.apply_now(steps) if at_once else await app.store.apply(steps)
+
+        answers: list[Any] = self.both(act)
+        return answers
+
+    def request(self, wish: Wish, inside: Job | None = None) -> Request:
+        number = next(self.numbers)
+        args = msgspec.json.encode({"items": wish.items, "n": wish.seq, "seq": wish.seq})
+        keyed = wish.key is not None
+        return Request(
+            id=f"{number:08d}",
+            place=number,
+            namespace=TENANTS.get(wish.key or b"", ""),
+            task=wish.task,
+            queue=wish.queue,
+            args=args,
+            meta=b"{}",
+            payload_digest=fingerprint(args, b"{}"),
+            priority=wish.priority,
+            retry=Retry(wish.attempts, base=2, cap=60),
+            delay=None if wish.delay is None else timedelta(seconds=wish.delay),
+            run_at=None if wish.appointed is None else self.clock() + timedelta(seconds=wish.appointed),
+            key=wish.key,
+            policy=wish.policy if keyed else None,
+            version=wish.seq if keyed and wish.policy.version else None,
+            force=wish.force,
+            parent_id=None if inside is None else inside.id,
+            running_chain=None if inside is None else inside.chain_id,
+        )
+
+    def some(self, which: int, *, active: bool = False) -> Job:
+        """Choose a job: the newest for 0."""
+        jobs = [job for job in self.jobs.values() if not active or job.state is State.ACTIVE]
+        return jobs[-1 - which % len(jobs)]
+
+    def any_job(self) -> bool:
+        return bool(self.jobs)
+
+    def any_active(self) -> bool:
+        return any(job.state is State.ACTIVE for job in self.jobs.values())
+
+    # ── asking ────────────────────────────────────────────────────────────────────────────────────
+
+    @initialize(wish=wishes(keys=KEYS))
+    def begin(self, wish: Wish) -> None:
+        self.apply(admission_step(self.request(wish)))
+
+    @rule(wish=wishes(), at_once=st.booleans())
+    def enqueue(self, wish: Wish, *, at_once: bool) -> None:
+        self.apply(admission_step(self.request(wish)), at_once=at_once)
+
+    @rule(wish=wishes(keys=KEYS[:1]), at_once=st.booleans())
+    def enqueue_the_hot_key(self, wish: Wish, *, at_once: bool) -> None:
+        self.apply(admission_step(self.request(wish)), at_once=at_once)
+
+    @rule(policy=policies(), drafts=st.lists(wishes(), min_size=2, max_size=5), at_once=st.booleans())
+    def enqueue_many(self, policy: Unique, drafts: list[Wish], *, at_once: bool) -> None:
+        doubled = [*drafts, Wish(**{**vars(drafts[0]), "policy": policy})]
+        self.apply(*(admission_step(self.request(wish)) for wish in doubled), at_once=at_once)
+
+    @rule(wish=wishes(forced=True, keys=KEYS))
+    def force(self, wish: Wish) -> None:
+        self.apply(admission_step(self.request(wish)))
+
+    @precondition(any_active)
+    @rule(wish=wishes(keys=KEYS), which=st.integers(0, 5), own=st.booleans())
+    def enqueue_inside_a_run(self, wish: Wish, which: int, *, own: bool) -> None:
+        running = self.some(which, active=True)
+        if own and running.key is not None:
+            wish = Wish(**{**vars(wish), "key": running.key})
+        self.apply(admission_step(self.request(wish, running)))
+
+    # ── working ───────────────────────────────────────────────────────────────────────────────────
+
+    @rule(
+        tenant=st.sampled_from(["", "", "tenant"]),
+        queues=st.dictionaries(st.sampled_from(QUEUES), st.integers(0, 3), min_size=1),
+        total=st.integers(1, 4),
+        tasks=st.sampled_from([TASKS, TASKS, TASKS[:1]]),
+        limits=st.dictionaries(st.sampled_from(QUEUES), st.integers(1, 2)),
+    )
+    def lease(
+        self, tenant: str, queues: dict[str, int], total: int, tasks: tuple[str, ...], limits: dict[str, int]
+    ) -> None:
+        wanted = Lease(
+            namespace=tenant,
+            worker="w",
+            queues=queues,
+            total=total,
+            duration=timedelta(seconds=5),
+            tasks=tasks,
+            limits=limits,
+        )
+        self.leases += self.both(lambda app: app.store.lease(wanted))
+
+    @rule(tenant=st.sampled_from(["", "", "tenant"]))
+    def lease_whatever_is_due(self, tenant: str) -> None:
+        queues = dict.fromkeys(QUEUES, ALL)
+        wanted = Lease(
+            namespace=tenant, worker="v", queues=queues, total=ALL, duration=timedelta(seconds=5), tasks=TASKS
+        )
+        self.leases += self.both(lambda app: app.store.lease(wanted))
+
+    @precondition(any_active)
+    @rule(result=results(), which=st.integers(0, 5))
+    def settle(self, result: Result, which: int) -> None:
+        self.apply(settlement(self.some(which, active=True), result))
+
+    @precondition(any_active)
+    @rule(endings=st.lists(results(), min_size=1, max_size=4))
+    def settle_together(self, endings: list[Result]) -> None:
+        running = [job for job in self.jobs.values() if job.state is State.ACTIVE]
+        self.apply(*(settlement(*pair) for pair in zip(running, endings, strict=False)))
+
+    @precondition(any_active)
+    @rule(wish=wishes(), which=st.integers(0, 5))
+    def complete_and_continue(self, wish: Wish, which: int) -> None:
+        job = self.some(which, active=True)
+        wish = Wish(**{**vars(wish), "key": None})
+        request = msgspec.structs.replace(self.request(wish), namespace=job.namespace)
+        continuation = make(request, self.clock())
+        self.apply(settlement(job, Completed(b"2", continuation)))
+
+    @precondition(lambda self: bool(self.leases))
+    @rule(result=results(), which=st.integers(0, 20))
+    def settle_an_old_lease(self, result: Result, which: int) -> None:
+        job = self.leases[-1 - which % len(self.leases)]
+        [answer] = self.apply(settlement(job, result))
+        now = self.jobs.get(job.id)
+        still_ours = now is not None and (now.state, now.token) == (State.ACTIVE, job.token)
+        assert (answer is not None) == still_ours
+
+    @precondition(lambda self: bool(self.leases))
+    @rule(which=st.integers(0, 20))
+    def extend(self, which: int) -> None:
+        job = self.leases[-1 - which % len(self.leases)]
+        act = partial(lifecycle.extend, token=job.token, lease=timedelta(seconds=5))
+        self.apply(Step(act, job.id))
+
+    @precondition(lambda self: bool(self.leases))
+    @rule(which=st.integers(0, 20), fraction=st.floats(0, 1))
+    def report(self, which: int, fraction: float) -> None:
+        job = self.leases[-1 - which % len(self.leases)]
+        told = msgspec.json.encode({"fraction": fraction, "message": ""})
+        self.apply(Step(partial(lifecycle.report, token=job.token, progress=told), job.id))
+
+    # ── by hand ───────────────────────────────────────────────────────────────────────────────────
+
+    @precondition(any_job)
+    @rule(which=st.integers(0, 20), successors=st.booleans())
+    def cancel(self, which: int, *, successors: bool) -> None:
+        job = self.some(which)
+        self.both(lambda app: app.cancel(job.id, successors=successors, reason="by hand"))
+
+    @rule(key=st.sampled_from(KEYS), force=st.booleans())
+    def release(self, key: bytes, *, force: bool) -> None:
+        self.both(lambda app: app.release(key, force=force))
+
+    @precondition(any_job)
+    @rule(which=st.integers(0, 20))
+    def delete(self, which: int) -> None:
+        job = self.some(which)
+        self.both(lambda app: app.delete(job.id))
+
+    @precondition(lambda self: any(job.is_terminal for job in self.jobs.values()))
+    @rule(which=st.integers(0, 20))
+    def replay(self, which: int) -> None:
+        ended = [job for job in self.jobs.values() if job.is_terminal]
+        job = ended[-1 - which % len(ended)]
+        self.revived.add(job.id)
+        self.apply(Step(replay, job.id))
+
+    @rule()
+    def sweep(self) -> None:
+        _, repaired = self.both(lambda app: app.sweep())
+        assert repaired == 0
+
+    @rule()
+    def prune(self) -> None:
+        self.both(lambda app: app.prune())
+
+    @rule(times=st.integers(1, 3), key=st.sampled_from(KEYS), outcome=st.sampled_from(["kept", "stale"]))
+    def tally(self, times: int, key: bytes, outcome: str) -> None:
+        tally = Tally(TENANTS[key], TASKS[0], outcome, "x", times)
+        for app in (self.memory, self.sqlite):
+            app.store.tally([tally, tally])
+
+    @rule(
+        states=st.frozensets(st.sampled_from(State), max_size=3),
+        queue=st.none() | st.sampled_from(QUEUES),
+        task=st.none() | st.sampled_from(TASKS),
+        key=st.none() | st.sampled_from(KEYS),
+        limit=st.integers(1, 4),
+        offset=st.integers(0, 2),
+    )
+    def browse(self, **wanted: Any) -> None:
+        wanted["state"] = wanted.pop("states")
+        self.both(lambda app: app.jobs(**wanted))
+
+    @rule()
+    def list_holds(self) -> None:
+        self.both(lambda app: app.holds())
+
+    # ── time and bad luck ─────────────────────────────────────────────────────────────────────────
+
+    @rule(seconds=st.sampled_from([0.000001, 0.5, 1, 3, 6, 20]))
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @rule(span=st.sampled_from(["2m", "8d", "31d", "181d"]))
+    def wait_long(self, span: str) -> None:
+        self.clock.advance(span)
+
+    @rule(crash=st.booleans())
+    def reopen(self, *, crash: bool) -> None:
+        """Open the file after a close; or as kill -9 leaves it, with the log not folded in."""
+        old = self.file
+        path = old.path
+        if crash:
+            path = self.folder / f"crash-{len(self.crashed)}.db"
+            self.crashed.append(old)
+            for suffix in ("", "-wal"):
+                shutil.copyfile(f"{old.path}{suffix}", f"{path}{suffix}")
+        else:
+            self.runner.run(old.close())
+        self.sqlite = self.app_of(self.opened(path))
+
+    # ── after every step ──────────────────────────────────────────────────────────────────────────
+
+    @invariant()
+    def stores_hold_the_same(self) -> None:
+        expected, found = (self.runner.run(everything(app.store)) for app in (self.memory, self.sqlite))
+        assert not (odd := difference(expected, found)), odd
+        assert expected["stranded"] == []
+        before, self.jobs = self.jobs, dict(sorted(expected["jobs"].items()))
+        for job in self.jobs.values():
+            check_job(job)
+            if job.id in before and job.id not in self.revived:
+                check_history(before[job.id], job)
+        check_keys(list(self.jobs.values()))
+        self.revived.clear()
+
+
+def check_job(job: Job) -> None:
+    """Make sure that a job is whole."""
+    assert job.attempt <= job.retry.attempts
+    assert job.held_key in {None, job.key}
+    assert job.next_key in {None, job.key}
+    assert job.held_key is None or job.next_key is None
+    assert (job.state is State.ACTIVE) == (job.lease_until is not None)
+    assert job.is_terminal == (job.finished_at is not None)
+    if job.next_key is not None:
+        assert job.state is State.PENDING
+
+
+def check_history(before: Job, now: Job) -> None:
+    """Make sure that tokens rise and that terminal is final."""
+    assert now.token >= before.token
+    if before.is_terminal:
+        assert (now.state, now.finished_at, now.reason) == (before.state, before.finished_at, before.reason)
+
+
+def check_keys(jobs: Sequence[Job]) -> None:
+    """Make sure that a key has one holder and one successor, and that this one waits for somebody."""
+    holders = Counter(job.held_key for job in jobs if job.held_key)
+    successors = Counter(job.next_key for job in jobs if job.next_key)
+    assert max([*holders.values(), *successors.values()], default=0) <= 1
+    going_on = {job.held_key for job in jobs if job.held_key and not job.is_terminal}
+    assert successors.keys() <= going_on
+    assert all(job.next_key for job in jobs if job.state is State.PENDING)
+
+
+async def answered(act: Callable[[App], Awaitable[Any]], app: App) -> Any:
+    """Await an answer; a refusal is one."""
+    try:
+        return await act(app)
+    except OnejobError as refusal:
+        return refusal
+
+
+def settlement(job: Job, result: Result) -> Step:
+    """Make the step that settles a run, as the worker makes it."""
+    merge = partial(merged, policy=MERGING)
+    return Step(partial(lifecycle.settle, token=job.token, result=result, merge=merge), job.id)
+
+
+def handler(items: list[int], n: int, seq: int) -> None:
+    """Stand for the tasks, which this machine never runs."""
+
+
+StoresAgree.TestCase.settings = settings(
+    max_examples=20_000 if DEEP else 200,
+    stateful_step_count=60 if DEEP else 40,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+
+TestStoresAgree = StoresAgree.TestCase

@@ -1,0 +1,926 @@
+"""The command line against a real SQLite file: every command, what it refuses, and how a worker stops."""
+
+import json
+import os
+import pty
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from onejob.cli import COMMANDS, main
+from onejob.cli.options import STATES
+from onejob.job import State
+
+ONEJOB = str(Path(sys.executable).with_name("onejob"))
+NOBODY = "01990c3e-5c1f-7000-8a55-3f1c6e0d9b42"
+URL = "sqlite:///jobs.db"
+SHOP = """
+import asyncio
+import time
+from datetime import datetime
+from pathlib import Path
+
+from onejob import App, Retry, Unique, current
+
+app = App("sqlite:///jobs.db")
+app.queue("embeddings", concurrency=1)
+plain = object()
+
+
+@app.task(unique=Unique(by="user_id", within="10m"))
+async def sync_user(user_id: int, note: str = "") -> str:
+    return f"synced {user_id} {note}".strip()
+
+
+@app.task(retry=Retry(attempts=1))
+def explode(n: int, text: str = "boom") -> None:
+    raise RuntimeError(text)
+
+
+@app.task(unique=Unique.once(by="n"), retry=Retry(attempts=1))
+def fragile(n: int) -> None:
+    raise RuntimeError("boom")
+
+
+@app.task(unique=Unique(on_conflict="reject"))
+def strict(n: int) -> int:
+    return n
+
+
+@app.task(unique=Unique.coalesce(by="n"))
+def coalesced(n: int, text: str = "") -> str:
+    current().progress(0.5, "half way")
+    return text
+
+
+@app.task(unique=Unique(on_conflict="replace", by="n"))
+def replaced(n: int, text: str = "") -> None: ...
+
+
+@app.task
+def remind(at: datetime, note: str = "") -> str:
+    return at.isoformat()
+
+
+def meet() -> None:
+    Path("started").write_text("x")  # blocks until the test reads it
+
+
+@app.task
+async def wait_for_go() -> None:
+    meet()
+    await asyncio.to_thread(Path("go").read_text)
+
+
+@app.task
+async def sleep() -> None:
+    meet()
+    await asyncio.sleep(60)
+
+
+@app.task
+def block() -> None:
+    meet()
+    time.sleep(60)
+"""
+
+Onejob = Callable[..., Result]
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand in a folder with an app."""
+    (tmp_path / "shop.py").write_text(SHOP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    monkeypatch.delenv("ONEJOB_APP", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def onejob(shop: Path) -> Iterator[Onejob]:
+    """Run a command in this process, as fast as can be."""
+    assert shop.exists()
+
+    def run(*args: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(main, args, catch_exceptions=False, prog_name="onejob")
+        assert result.exit_code == code, result.output
+        return result
+
+    yield run
+    sys.modules.pop("shop", None)
+
+
+def answer(result: Result) -> Any:
+    return json.loads(result.stdout)
+
+
+def enqueue(onejob: Onejob, *args: str) -> str:
+    """Enqueue and return the job's id."""
+    job_id: str = answer(onejob("enqueue", "shop:app", *args, "--json"))["job"]
+    return job_id
+
+
+def drain(onejob: Onejob, *options: str) -> Any:
+    """Run all that is due and return how the runs ended."""
+    lines = onejob("worker", "shop:app", "--drain", "--json", *options).stdout.splitlines()
+    return json.loads(lines[-1])["runs"]
+
+
+def activate(job_id: str) -> None:
+    """Pretend that a worker runs a job."""
+    with closing(sqlite3.connect("jobs.db")) as database, database:
+        until = 2**62 // 10**6  # far away
+        database.execute(
+            "UPDATE onejob_jobs SET state = 'active', attempt = 1, token = 1, worker = 'w', "
+            "started_at = run_at, lease_until = ? WHERE id = ?",
+            (until, job_id),
+        )
+
+
+# ── the real command ──────────────────────────────────────────────────────────────────────────────
+
+
+def call(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the installed command in a process of its own."""
+    inherited = {name: value for name, value in os.environ.items() if name != "ONEJOB_APP"}
+    return subprocess.run(
+        [ONEJOB, *args], capture_output=True, text=True, check=False, env=inherited | environment
+    )
+
+
+@pytest.mark.usefixtures("shop")
+def test_a_request_goes_in_and_comes_out() -> None:
+    created = call("enqueue", "shop:app", "sync_user", "user_id=42")
+    kept = call("enqueue", "shop:app", "sync_user", "user_id=42")
+    worked = call("worker", "shop:app", "--drain")
+    listed = call("jobs", "shop:app")
+
+    assert created.returncode == 0
+    assert created.stdout.startswith("created  job ")
+    assert kept.returncode == 0
+    assert kept.stdout.startswith("kept  job ")
+    assert "The same work is already available; the policy keeps it." in kept.stdout
+    assert worked.returncode == 0, worked.stderr
+    assert re.search(
+        r"Worker \S+ runs 10 tasks from sqlite:///jobs.db, queues default:8, embeddings:8.", worked.stdout
+    )
+    assert re.search(r"Worker \S+ stopped after \S+ and 1 run: 1 completed.", worked.stdout)
+    assert "completed" in listed.stdout
+
+
+@pytest.mark.usefixtures("shop")
+def test_errors_are_one_sentence_on_stderr() -> None:
+    refused = call("job", "shop:app", NOBODY)
+    misused = call("jobs", "shop:app", "--state", "asleep")
+
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert (
+        refused.stderr == f"Error: No job has the id '{NOBODY}': it never existed, or it has been pruned.\n"
+    )
+    assert (misused.returncode, misused.stdout) == (2, "")
+    assert "'asleep' is not one of 'scheduled'" in misused.stderr
+
+
+@pytest.mark.usefixtures("shop")
+def test_the_environment_may_name_the_app() -> None:
+    first = call("enqueue", "sync_user", "user_id=1", "--key", "user:abc", ONEJOB_APP="shop:app")
+    listed = call("jobs", "--json", ONEJOB_APP="shop:app")
+    other = call("jobs", "nothing:here", ONEJOB_APP="shop:app")
+    without = call("jobs")
+
+    assert first.returncode == 0, first.stderr
+    [job] = json.loads(listed.stdout)
+    assert call("job", job["id"], ONEJOB_APP="shop:app").returncode == 0
+    assert "No module is named 'nothing'" in other.stderr
+    assert without.returncode == 2
+    assert "Missing argument 'APP'" in without.stderr
+
+
+def on_terminal(*args: str, **environment: str) -> str:
+    """Run the command on a terminal of its own and return what it shows."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([ONEJOB, *args], stdout=theirs, env=os.environ | environment)
+    os.close(theirs)
+    shown = b""
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        while chunk := read_some(screen):
+            shown += chunk
+    assert process.wait() == 0
+    return shown.decode().replace("\r\n", "\n")
+
+
+def read_some(screen: Any) -> bytes:
+    try:
+        some: bytes = screen.read(65536)
+    except OSError:  # Linux says so when the other side has closed
+        return b""
+    return some
+
+
+def test_a_terminal_gets_colours_and_a_table_that_fits(onejob: Onejob) -> None:
+    enqueue(onejob, "sync_user", "user_id=1", f"note={'x' * 300}")
+
+    coloured = on_terminal("jobs", "shop:app", COLUMNS="120", NO_COLOR="")
+    colourless = on_terminal("jobs", "shop:app", COLUMNS="120", NO_COLOR="1")
+    piped = onejob("jobs", "shop:app").stdout
+
+    assert "\x1b[34mavailable" in coloured
+    assert "\x1b" not in colourless + piped
+    assert max(map(len, colourless.splitlines())) == 120
+    assert "…" in colourless
+    assert "x" * 300 in piped
+
+
+# ── enqueue ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_enqueue_takes_every_option(onejob: Onejob) -> None:
+    options = [
+        "--delay",
+        "1h",
+        "--priority",
+        "5",
+        "--queue",
+        "embeddings",
+        "--meta",
+        "tenant=7",
+        "--meta",
+        "who=me",
+    ]
+    job_id = enqueue(onejob, "sync_user", "user_id=1", "note=42", *options)
+
+    job = answer(onejob("job", "shop:app", job_id, "--json"))
+
+    assert job["args"] == {"user_id": 1, "note": "42"}  # text where the task wants text
+    assert job["meta"] == {"tenant": 7, "who": "me"}
+    assert (job["state"], job["priority"], job["queue"]) == ("scheduled", 5, "embeddings")
+
+
+def test_arguments_may_be_one_object(onejob: Onejob) -> None:
+    first = enqueue(onejob, "sync_user", "--args", '{"user_id": 42}')
+
+    assert enqueue(onejob, "sync_user", "user_id=42") == first
+
+
+def test_arguments_get_the_types_that_the_task_declares(onejob: Onejob) -> None:
+    enqueue(onejob, "remind", "at=2026-01-01T00:00:00+00:00")
+
+    assert drain(onejob) == {"completed": 1}
+
+
+def test_force_and_key_are_passed_on(onejob: Onejob) -> None:
+    first = answer(onejob("enqueue", "shop:app", "sync_user", "user_id=1", "--key", "mine", "--json"))
+    again = answer(onejob("enqueue", "shop:app", "sync_user", "user_id=2", "--key", "mine", "--json"))
+    forced = answer(
+        onejob("enqueue", "shop:app", "sync_user", "user_id=2", "--key", "mine", "--force", "--json")
+    )
+
+    assert (again["outcome"], again["job"], again["deduplicated"]) == ("kept", first["job"], True)
+    assert again["payload_differs"] is True
+    assert (forced["outcome"], forced["holder"]) == ("forced", first["job"])
+    assert forced["job"] != first["job"]
+
+
+def test_a_rejected_duplicate_is_an_answer_and_a_failure(onejob: Onejob) -> None:
+    first = enqueue(onejob, "strict", "n=1")
+
+    refused = onejob("enqueue", "shop:app", "strict", "n=1", "--json", code=1)
+
+    assert (answer(refused)["outcome"], answer(refused)["job"]) == ("rejected", first)
+
+
+@pytest.mark.usefixtures("shop")
+def test_wait_prints_the_result() -> None:
+    with subprocess.Popen([ONEJOB, "worker", "shop:app"], stdout=subprocess.PIPE) as worker:
+        waited = call("enqueue", "shop:app", "sync_user", "user_id=42", "note=now", "--wait")
+        as_json = call("enqueue", "shop:app", "sync_user", "user_id=43", "--wait", "--json")
+        failed = call("enqueue", "shop:app", "explode", "n=1", "--wait")
+        worker.terminate()
+
+    assert waited.stdout.splitlines()[-1] == 'result  "synced 42 now"'
+    assert json.loads(as_json.stdout)["result"] == "synced 43"
+    assert failed.returncode == 1
+    assert "failed for good: RuntimeError: boom" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+# ── looking ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_jobs_are_filtered(onejob: Onejob) -> None:
+    user = enqueue(onejob, "sync_user", "user_id=1")
+    later = enqueue(onejob, "explode", "n=1", "--delay", "1h", "--queue", "embeddings")
+    key = answer(onejob("job", "shop:app", user, "--json"))["key"]
+
+    def ids(*options: str) -> list[str]:
+        return [job["id"] for job in answer(onejob("jobs", "shop:app", *options, "--json"))]
+
+    assert ids() == [later, user]
+    assert ids("--limit", "1") == [later]
+    assert ids("--state", "available") == ids("--task", "sync_user") == ids("--key", key) == [user]
+    assert ids("--state", "scheduled") == ids("--queue", "embeddings") == [later]
+    assert ids("--state", "scheduled", "--state", "available") == [later, user]
+    assert onejob("jobs", "shop:app", "--task", "none").stdout == "No such jobs.\n"
+
+
+def test_a_job_is_shown_whole(onejob: Onejob) -> None:
+    job_id = enqueue(onejob, "explode", "n=7", "--meta", "tenant=acme")
+    drain(onejob)
+
+    shown = onejob("job", "shop:app", job_id).stdout
+    document = answer(onejob("job", "shop:app", job_id, "--json"))
+
+    for part in ("discarded", '{"n": 7, "text": "boom"}', '{"tenant": "acme"}', "1 of 1", "none: not unique"):
+        assert part in shown
+    assert "attempt 1 at " in shown
+    assert "raise RuntimeError(text)\nRuntimeError: boom" in shown
+    assert document["errors"][0]["type"] == "RuntimeError"
+    assert (document["holding"], document["absorbed"]) == (False, 0)
+
+
+def test_a_job_tells_its_hold_and_whom_it_stands_for(onejob: Onejob) -> None:
+    job_id = enqueue(onejob, "sync_user", "user_id=1")
+    enqueue(onejob, "sync_user", "user_id=1")
+
+    shown = onejob("job", "shop:app", job_id).stdout
+
+    assert re.search(r"hold +since .*, until .* \(in 9m", shown)
+    assert re.search(r"absorbed +1 request\n", shown)
+
+
+def test_what_a_job_carries_cannot_steer_the_terminal(onejob: Onejob) -> None:
+    job_id = enqueue(onejob, "explode", "n=1", "text=\x1b]0;owned\x07\x9b31m")
+    drain(onejob)
+
+    for command in (["jobs"], ["job", job_id], ["dead"], ["why", job_id]):
+        shown = onejob(command[0], "shop:app", *command[1:]).stdout
+        assert not {"\x1b", "\x07", "\x9b"} & set(shown)
+
+
+def test_stats_count(onejob: Onejob) -> None:
+    enqueue(onejob, "sync_user", "user_id=1")
+    enqueue(onejob, "sync_user", "user_id=1")
+    enqueue(onejob, "explode", "n=1")
+
+    document = answer(onejob("stats", "shop:app", "--json"))
+    shown = onejob("stats", "shop:app").stdout
+
+    assert (document["pending"], document["in_flight"], document["dead"]) == (2, 0, 0)
+    assert document["by_state"]["available"] == 2
+    assert document["by_queue"]["default"]["available"] == 2
+    assert document["absorbed"] == {"sync_user": {"kept": 1}}
+    assert re.search(r"sync_user +kept +1\n", shown)
+
+
+# ── why ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_why_says_that_a_request_would_be_admitted(onejob: Onejob) -> None:
+    free = answer(onejob("why", "shop:app", "sync_user", "user_id=1", "--json"))
+    common = answer(onejob("why", "shop:app", "explode", "n=1", "--json"))
+
+    assert (free["outcome"], free["holder"], free["to_run_now"]) == ("created", None, [])
+    assert free["dimensions"]["args"] == {"user_id": 1}
+    assert (common["policy"], common["key"]) == ("not unique", None)
+    assert answer(onejob("jobs", "shop:app", "--json")) == []  # asking made nothing
+
+
+def test_why_says_who_holds_the_key_and_how_to_run_now(onejob: Onejob) -> None:
+    holder = enqueue(onejob, "sync_user", "user_id=42")
+    enqueue(onejob, "sync_user", "user_id=42")
+
+    shown = onejob("why", "shop:app", "sync_user", "--args", '{"user_id": 42}').stdout
+    document = answer(onejob("why", "shop:app", "sync_user", "user_id=42", "--json"))
+
+    assert re.search(r"verdict +kept\n", shown)
+    assert re.search(r"rule +unique by task \+ user_id, held for 10m while ", shown)
+    assert 'task = "sync_user"' in shown
+    assert 'args = {"user_id": 42}' in shown
+    assert re.search(rf"holder +{holder}, available, created ", shown)
+    assert re.search(r"frees +.* \(in 9m.*\) at the latest\n", shown)
+    assert re.search(r"absorbed +1 request\n", shown)
+    assert document["holder"]["id"] == holder
+    assert document["absorbed"] == 1
+    assert document["frees_at"] is not None
+    for way in reversed(document["to_run_now"]):  # each works: first release, then force
+        assert onejob(*way.split()[1:])
+
+
+def test_why_tells_how_a_hold_without_a_window_ends(onejob: Onejob) -> None:
+    enqueue(onejob, "strict", "n=1")
+    enqueue(onejob, "fragile", "n=1")
+
+    assert re.search(r"frees +at its end\n", onejob("why", "shop:app", "strict", "n=1").stdout)
+    assert re.search(r"frees +if it fails\n", onejob("why", "shop:app", "fragile", "n=1").stdout)
+
+
+def why(onejob: Onejob, job_id: str, app: str = "shop:app") -> str:
+    return onejob("why", app, job_id).stdout
+
+
+def test_why_tells_what_a_waiting_job_waits_for(onejob: Onejob) -> None:
+    scheduled = enqueue(onejob, "explode", "n=1", "--delay", "1h")
+    available = enqueue(onejob, "explode", "n=2", "--queue", "embeddings")
+    running = enqueue(onejob, "coalesced", "n=1")
+    activate(running)
+    successor = enqueue(onejob, "coalesced", "n=1", "text=newer")
+
+    assert "It is scheduled for " in why(onejob, scheduled)
+    assert "waits for a free place in a worker of queue 'embeddings'; running there now: 0." in why(
+        onejob, available
+    )
+    assert "Worker w has run it since" in why(onejob, running)
+    assert f"It waits behind job {running}, which is active" in why(onejob, successor)
+    document = answer(onejob("why", "shop:app", successor, "--json"))
+    assert document["job"]["id"] == successor
+    assert document["why"][0].startswith("It waits behind")
+
+
+def test_why_tells_that_a_queue_is_full(onejob: Onejob) -> None:
+    activate(enqueue(onejob, "explode", "n=1", "--queue", "embeddings"))
+    waiting = enqueue(onejob, "explode", "n=2", "--queue", "embeddings")
+
+    assert "queue 'embeddings' already runs 1 jobs, which is its limit" in why(onejob, waiting)
+
+
+def test_why_tells_that_a_task_is_gone(onejob: Onejob, shop: Path) -> None:
+    job_id = enqueue(onejob, "explode", "n=1")
+    (shop / "other.py").write_text(
+        "from onejob import App\napp = App('sqlite:///jobs.db')\n@app.task\ndef f(): ..."
+    )
+
+    assert "no task is named 'explode' in this app" in why(onejob, job_id, "other:app")
+
+
+def test_why_tells_how_a_job_ended(onejob: Onejob) -> None:
+    done = enqueue(onejob, "sync_user", "user_id=1")
+    dead = enqueue(onejob, "explode", "n=1")
+    drain(onejob)
+    cancelled = enqueue(onejob, "explode", "n=2")
+    onejob("cancel", "shop:app", cancelled)
+    old = enqueue(onejob, "replaced", "n=1")
+    new = enqueue(onejob, "replaced", "n=1", "text=newer")
+
+    assert "It completed " in why(onejob, done)
+    assert "It failed for good " in why(onejob, dead)
+    assert "Attempt 1 of 1 ended with RuntimeError: boom" in why(onejob, dead, URL)
+    assert f"onejob replay APP {dead}" in why(onejob, dead)
+    assert "It was cancelled " in why(onejob, cancelled)
+    assert f"That is job {new}, which is available." in why(onejob, old)
+
+
+# ── holds ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_holds_are_listed_and_released_by_key(onejob: Onejob) -> None:
+    job_id = enqueue(onejob, "sync_user", "user_id=1")
+    enqueue(onejob, "sync_user", "user_id=1")
+
+    [hold] = answer(onejob("holds", "shop:app", "--json"))
+    shown = onejob("holds", "shop:app").stdout
+    freed = answer(onejob("release", "shop:app", hold["key"], "--json"))
+
+    assert (hold["id"], hold["role"], hold["absorbed"]) == (job_id, "holder", 1)
+    assert hold["key"] in shown
+    assert freed == {"key": hold["key"], "job": job_id, "state": "available"}
+    assert onejob("holds", "shop:app").stdout == "No key is held.\n"
+    assert f"Nobody holds the key {hold['key']}." in onejob("release", "shop:app", hold["key"], code=1).stderr
+    assert f"Job {job_id} holds no key." in onejob("release", "shop:app", job_id, code=1).stderr
+
+
+def test_a_running_holder_is_released_by_force_only(onejob: Onejob) -> None:
+    running = enqueue(onejob, "coalesced", "n=1")
+    activate(running)
+    successor = enqueue(onejob, "coalesced", "n=1", "text=newer")
+
+    roles = {hold["id"]: hold["role"] for hold in answer(onejob("holds", "shop:app", "--json"))}
+    refused = onejob("release", "shop:app", running, code=1)
+    onejob("release", "shop:app", running, "--force")
+
+    assert roles == {running: "holder", successor: "successor"}
+    assert "release it with force" in refused.stderr
+    assert answer(onejob("job", "shop:app", successor, "--json"))["state"] == "available"
+
+
+# ── dead letters and cancelling ───────────────────────────────────────────────────────────────────
+
+
+def test_a_dead_letter_is_listed_and_replayed(onejob: Onejob) -> None:
+    job_id = enqueue(onejob, "explode", "n=1")
+    drain(onejob)
+
+    [letter] = answer(onejob("dead", "shop:app", "--json"))
+    shown = onejob("dead", "shop:app", "--task", "explode").stdout
+    replayed = answer(onejob("replay", "shop:app", job_id, "--json"))
+
+    assert letter["id"] == job_id
+    assert "RuntimeError: boom" in shown
+    assert onejob("dead", "shop:app", "--task", "sync_user").stdout == "No dead letters.\n"
+    assert (replayed["outcome"], replayed["job"], replayed["state"]) == ("created", job_id, "available")
+    assert onejob("dead", "shop:app").stdout == "No dead letters.\n"
+    assert "so it cannot be replayed" in onejob("replay", "shop:app", job_id, code=1).stderr
+
+
+def test_a_dead_letter_whose_key_is_held_stays(onejob: Onejob) -> None:
+    letter = enqueue(onejob, "fragile", "n=1")
+    drain(onejob)
+    holder = enqueue(onejob, "fragile", "n=1")
+
+    kept = answer(onejob("replay", "shop:app", letter, "--json", code=1))
+
+    assert (kept["outcome"], kept["job"]) == ("kept", holder)
+
+
+def test_all_dead_letters_are_replayed_and_counted(onejob: Onejob) -> None:
+    for n in range(5):
+        enqueue(onejob, "explode", f"n={n}")
+    enqueue(onejob, "fragile", "n=1")
+    drain(onejob)
+    enqueue(onejob, "fragile", "n=1")
+
+    some = answer(onejob("replay", "shop:app", "--all", "--task", "fragile", "--json"))
+    rest = onejob("replay", "shop:app", "--all").stdout
+
+    assert some == {"total": 1, "created": 0, "kept": 1, "stale": 0, "gone": 0}
+    assert rest.splitlines() == [
+        "5 dead letters: available again.",
+        "1 dead letter: left where they are, for the same work is already under way.",
+    ]
+    assert len(answer(onejob("jobs", "shop:app", "--state", "available", "--json"))) == 6
+
+
+def test_replaying_nothing_says_so(onejob: Onejob) -> None:
+    assert onejob("replay", "shop:app", "--all").stdout == "No dead letters.\n"
+
+
+def test_cancelling(onejob: Onejob) -> None:
+    waiting = enqueue(onejob, "explode", "n=1")
+    running = enqueue(onejob, "explode", "n=2")
+    activate(running)
+    done = enqueue(onejob, "sync_user", "user_id=1")
+
+    assert onejob("cancel", "shop:app", waiting).stdout == f"Job {waiting} is cancelled.\n"
+    assert onejob("cancel", "shop:app", waiting).stdout == f"Job {waiting} is cancelled.\n"
+    assert "has been told to stop" in onejob("cancel", "shop:app", running).stdout
+    drain(onejob)
+    assert (
+        f"Job {done} has already ended: it is completed." in onejob("cancel", "shop:app", done, code=1).stderr
+    )
+
+
+def test_cancelling_takes_the_successor_along(onejob: Onejob) -> None:
+    running = enqueue(onejob, "coalesced", "n=1")
+    activate(running)
+    successor = enqueue(onejob, "coalesced", "n=1", "text=newer")
+
+    cancelled = answer(onejob("cancel", "shop:app", running, "--successors", "--json"))
+
+    assert cancelled["cancel_requested"] is True
+    assert answer(onejob("job", "shop:app", successor, "--json"))["state"] == "cancelled"
+
+
+# ── the store ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def findings(onejob: Onejob, app: str = "shop:app", code: int = 0) -> dict[str, Any]:
+    document = answer(onejob("doctor", app, "--json", code=code))
+    assert document["ok"] is (code == 0)
+    return {finding["check"]: finding for finding in document["findings"]}
+
+
+def test_the_doctor_finds_a_new_store_sound(onejob: Onejob) -> None:
+    enqueue(onejob, "sync_user", "user_id=1")
+
+    found = findings(onejob)
+    shown = onejob("doctor", "shop:app").stdout
+
+    sound = {"guarantees", "synchronous", "privacy", "schema", "integrity", "successors", "holds", "tasks"}
+    assert {check for check in sound if found[check]["level"] != "ok"} == set()
+    assert f"SQLite {sqlite3.sqlite_version}" in found["library"]["message"]
+    assert "ok    The tables have version" in shown
+
+
+def test_the_doctor_makes_nothing(onejob: Onejob, shop: Path) -> None:
+    assert findings(onejob)["file"]["level"] == "warn"
+    assert not (shop / "jobs.db").exists()
+
+
+def test_the_doctor_warns_of_what_others_may_read(onejob: Onejob, shop: Path) -> None:
+    enqueue(onejob, "sync_user", "user_id=1")
+    (shop / "jobs.db").chmod(0o644)
+
+    assert findings(onejob)["privacy"]["advice"] == "Run: chmod 600 jobs.db"
+
+
+def test_the_doctor_counts_holds_that_no_task_makes_any_more(onejob: Onejob, shop: Path) -> None:
+    enqueue(onejob, "sync_user", "user_id=1")
+    (shop / "other.py").write_text(
+        "from onejob import App\napp = App('sqlite:///jobs.db')\n@app.task\ndef f(): ..."
+    )
+
+    found = findings(onejob, "other:app")
+
+    assert found["tasks"]["level"] == "warn"
+    assert found["tasks"]["message"].startswith("1 holds belong to tasks")
+    assert "tasks" not in findings(onejob, URL)  # a store alone knows no tasks
+
+
+def test_the_doctor_fails_on_a_stranded_successor(onejob: Onejob) -> None:
+    running = enqueue(onejob, "coalesced", "n=1")
+    activate(running)
+    enqueue(onejob, "coalesced", "n=1", "text=newer")
+    with closing(sqlite3.connect("jobs.db")) as database, database:
+        database.execute("DELETE FROM onejob_jobs WHERE id = ?", (running,))
+
+    assert findings(onejob, code=1)["successors"]["level"] == "fail"
+
+
+def test_the_doctor_fails_on_an_orphaned_hold(onejob: Onejob) -> None:
+    enqueue(onejob, "strict", "n=1")
+    with closing(sqlite3.connect("jobs.db")) as database, database:
+        database.execute("UPDATE onejob_jobs SET state = 'completed', finished_at = run_at")
+
+    assert findings(onejob, code=1)["holds"]["level"] == "fail"
+
+
+def test_the_doctor_fails_on_a_file_that_is_no_database(onejob: Onejob, shop: Path) -> None:
+    (shop / "jobs.db").write_text("not a database, whatever its name says" * 100)
+
+    assert findings(onejob, code=1)["file"]["level"] == "fail"
+
+
+def test_the_doctor_fails_on_a_newer_schema(onejob: Onejob) -> None:
+    onejob("migrate", "shop:app")
+    with closing(sqlite3.connect("jobs.db")) as database, database:
+        database.execute("INSERT INTO onejob_schema VALUES (9999, 0)")
+
+    assert findings(onejob, code=1)["schema"]["advice"] == "Upgrade onejob."
+
+
+def test_migrate_makes_the_tables(onejob: Onejob, shop: Path) -> None:
+    before = answer(onejob("migrate", URL, "--status", "--json"))
+    assert not (shop / "jobs.db").exists()
+    made = onejob("migrate", URL).stdout
+    after = answer(onejob("migrate", URL, "--status", "--json"))
+
+    assert (before["found"], before["current"]) == (0, False)
+    assert made == f"{URL} has been given schema {after['known']}.\n"
+    assert (after["found"], after["current"]) == (after["known"], True)
+    assert onejob("migrate", URL, "--print-sql").stdout == "-- Nothing to do.\n"
+
+
+def test_the_printed_script_is_the_migration(onejob: Onejob, shop: Path) -> None:
+    script = onejob("migrate", URL, "--print-sql").stdout
+    with closing(sqlite3.connect(shop / "jobs.db")) as database:
+        database.executescript(script)
+
+    assert answer(onejob("migrate", URL, "--status", "--json"))["current"] is True
+    assert enqueue(onejob, "sync_user", "user_id=1")
+
+
+def test_a_url_will_do_where_no_task_is_needed(onejob: Onejob) -> None:
+    job_id = enqueue(onejob, "sync_user", "user_id=1")
+
+    for command in (
+        ["jobs"],
+        ["job", job_id],
+        ["holds"],
+        ["dead"],
+        ["replay", "--all"],
+        ["stats"],
+        ["doctor"],
+    ):
+        assert onejob(command[0], URL, *command[1:])
+    assert onejob("release", URL, job_id)
+    assert onejob("cancel", URL, job_id)
+
+
+# ── refusals ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "sentence"),
+    [
+        (["jobs", "shop"], 2, "'shop' is not an app: write module:attribute, as in shop:app"),
+        (["jobs", "nowhere:app"], 2, "No module is named 'nowhere'"),
+        (["jobs", "nowhere.shop:app"], 2, "No module is named 'nowhere.shop'"),
+        (["jobs", "shop:nothing"], 2, "Module 'shop' has no attribute 'nothing'."),
+        (["jobs", "shop:plain"], 2, "shop:plain is of type object, not an onejob App."),
+        (["jobs", "broken:app"], 1, "broken could not be imported: ZeroDivisionError: division by zero ("),
+        (
+            ["jobs", "needy:app"],
+            1,
+            "needy could not be imported: ModuleNotFoundError: No module named 'lacking'",
+        ),
+        (["jobs", "unwise:app"], 1, "unwise_task: by='colour' is not an argument"),
+        (["jobs", "sqlite:///none.db"], 1, "sqlite:///none.db has no jobs of onejob"),
+        (["jobs", "oracle://db"], 1, "'oracle://db' names no store"),
+        (["jobs", "shop:app", "--key", "xyz"], 1, "'xyz' is not a key"),
+        (["jobs", "shop:app", "--limit", "0"], 2, "0 is not in the range x>=1"),
+        (["job", "shop:app", NOBODY], 1, "No job has the id"),
+        (["cancel", "shop:app", NOBODY], 1, "No job has the id"),
+        (["replay", "shop:app", NOBODY], 1, "No job has the id"),
+        (["replay", "shop:app"], 2, "Name one dead letter by its ID, or write --all"),
+        (["replay", "shop:app", NOBODY, "--all"], 2, "Name one dead letter by its ID, or write --all"),
+        (["replay", "shop:app", NOBODY, "--task", "x"], 2, "Name one dead letter by its ID, or write --all"),
+        (["release", "shop:app", "xyz"], 1, "'xyz' is not a key"),
+        (["release", "shop:app", "ab" * 32], 1, "Nobody holds the key"),
+        (["worker", URL], 2, "names a store, which knows no tasks"),
+        (["worker", "shop:app", "--queues", "none"], 1, "No queue is named 'none'"),
+        (["worker", "shop:app", "--queues", "a:b"], 2, "'a:b' is not a queue: write a, or a:3"),
+        (["worker", "shop:app", "--lease", "soon"], 2, "'soon' is not a duration"),
+        (["worker", "shop:app", "--concurrency", "0"], 2, "0 is not in the range x>=1"),
+        (["enqueue", URL, "sync_user"], 2, "names a store, which knows no tasks"),
+        (["enqueue", "shop:app", "nothing"], 1, "No task is named 'nothing'; registered: "),
+        (["enqueue", "shop:app", "sync_user"], 1, "missing a required argument: 'user_id'"),
+        (["enqueue", "shop:app", "sync_user", "user_id=me"], 2, "Expected `int`, got `str`"),
+        (["enqueue", "shop:app", "sync_user", "colour=red"], 1, "The call does not fit the task"),
+        (["enqueue", "shop:app", "sync_user", "42"], 2, "'42' is not a pair: write name=value."),
+        (["enqueue", "shop:app", "sync_user", "--args", "[1]"], 2, "is not an object"),
+        (["enqueue", "shop:app", "sync_user", "--args", "{"], 2, "is not JSON"),
+        (["enqueue", "shop:app", "sync_user", "user_id=1", "--queue", "none"], 1, "No queue is named 'none'"),
+        (["enqueue", "shop:app", "sync_user", "user_id=1", "--delay", "-1s"], 2, "is not a duration"),
+        (["enqueue", "shop:app", "sync_user", "user_id=1", "--key", ""], 1, "key= must be text"),
+        (["why", URL, "sync_user"], 2, "names a store, which knows no tasks"),
+        (["why", "shop:app", "nothing"], 1, "No task is named 'nothing'"),
+        (["why", "shop:app", NOBODY], 1, "No job has the id"),
+        (["migrate", "shop:app", "--status", "--print-sql"], 2, "write one of them"),
+        (["nonsense"], 2, "No such command 'nonsense'"),
+    ],
+)
+def test_a_refusal_is_one_sentence(
+    onejob: Onejob, shop: Path, args: list[str], code: int, sentence: str
+) -> None:
+    (shop / "broken.py").write_text("1 / 0")
+    (shop / "needy.py").write_text("import lacking")
+    (shop / "unwise.py").write_text(
+        "from onejob import App, Unique\napp = App('memory://')\n"
+        "@app.task(unique=Unique(by='colour'))\ndef unwise_task(size): ...\n"
+    )
+    onejob("migrate", URL)
+
+    refused = onejob(*args, code=code)
+
+    assert refused.stdout == ""
+    last = refused.stderr.splitlines()[-1]
+    assert last.startswith("Error: ")
+    assert sentence in last
+    assert "Traceback" not in refused.stderr
+
+
+# ── help ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(onejob: Onejob, command: str) -> None:
+    shown = onejob(command, "--help").stdout
+
+    assert f"Example: onejob {command}" in shown
+    assert "--json" in shown
+
+
+def test_the_list_of_commands_is_whole(onejob: Onejob) -> None:
+    shown = onejob("--help").stdout
+
+    assert re.findall(r"^  ([a-z]+)  +[A-Z]", shown, re.MULTILINE) == list(COMMANDS)
+    assert onejob("--version").stdout.startswith("onejob, version ")
+
+
+def test_the_states_on_the_command_line_are_the_states() -> None:
+    assert list(STATES) == list(State)
+
+
+def test_the_demo_is_played_and_its_exit_code_passed_on(
+    onejob: Onejob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def play(*, json: bool) -> int:
+        return int(json)
+
+    monkeypatch.setattr("onejob.demo.main", play)
+
+    onejob("demo", code=0)
+    onejob("demo", "--json", code=1)
+
+
+# ── how a worker stops ────────────────────────────────────────────────────────────────────────────
+
+
+class Working:
+    """A worker in a process of its own, which has one job of this task under way."""
+
+    def __init__(self, task: str, *options: str) -> None:
+        os.mkfifo("started")
+        os.mkfifo("go")
+        self.job_id = json.loads(call("enqueue", "shop:app", task, "--json").stdout)["job"]
+        command = [ONEJOB, "worker", "shop:app", "--json", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert Path("started").read_text() == "x"
+
+    def signal(self, number: int) -> str:
+        """Send a signal and wait until the worker says that it has heard."""
+        self.process.send_signal(number)
+        log: IO[str] | None = self.process.stderr
+        assert log is not None
+        return next(line for line in log if " stops: " in line)
+
+    def runs(self) -> dict[str, int]:
+        """Wait for the worker's end and read its summary."""
+        printed, logged = self.process.communicate()
+        assert self.process.returncode == 0, logged
+        assert "Traceback" not in logged
+        started, stopped = map(json.loads, printed.splitlines())
+        assert (started["event"], stopped["event"]) == ("started", "stopped")
+        runs: dict[str, int] = stopped["runs"]
+        return runs
+
+    def job(self) -> tuple[str, int]:
+        """Tell the job's state and how many attempts it has spent."""
+        job = json.loads(call("job", "shop:app", self.job_id, "--json").stdout)
+        return job["state"], job["attempt"]
+
+
+@pytest.fixture
+def working(shop: Path) -> Iterator[Callable[..., Working]]:
+    assert shop.exists()
+    started: list[Working] = []
+
+    def start(task: str, *options: str) -> Working:
+        started.append(Working(task, *options))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.process.kill()
+        worker.process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_lets_a_run_end(working: Callable[..., Working], number: int) -> None:
+    worker = working("wait_for_go")
+
+    assert "1 running job" in worker.signal(number)
+    Path("go").write_text("x")
+
+    assert worker.runs() == {"completed": 1}
+    assert worker.job() == ("completed", 1)
+
+
+@pytest.mark.parametrize("task", ["sleep", "block"])
+def test_after_the_grace_time_a_run_is_handed_back(working: Callable[..., Working], task: str) -> None:
+    worker = working(task, "--grace", "50ms")
+
+    worker.signal(signal.SIGTERM)
+
+    assert worker.runs() == {"handed back": 1}
+    assert worker.job() == ("available", 0)
+
+
+@pytest.mark.parametrize("task", ["sleep", "block"])
+def test_the_second_signal_hands_back_at_once(working: Callable[..., Working], task: str) -> None:
+    worker = working(task, "--grace", "10m")
+
+    worker.signal(signal.SIGTERM)
+    assert "at once" in worker.signal(signal.SIGTERM)
+
+    assert worker.runs() == {"handed back": 1}
+    assert worker.job() == ("available", 0)
+
+
+def test_a_worker_serves_the_queues_that_it_is_given(onejob: Onejob) -> None:
+    enqueue(onejob, "sync_user", "user_id=1")
+    mine = enqueue(onejob, "sync_user", "user_id=2", "--queue", "embeddings")
+
+    assert drain(onejob, "--queues", "embeddings:3") == {"completed": 1}
+    assert answer(onejob("job", "shop:app", mine, "--json"))["state"] == "completed"
+
+
+@pytest.mark.usefixtures("shop")
+def test_a_verbose_worker_logs_every_run() -> None:
+    call("enqueue", "shop:app", "sync_user", "user_id=1")
+
+    worked = call("worker", "shop:app", "--drain", "--verbose")
+
+    assert "DEBUG onejob: job " in worked.stderr
+    assert "user_id" not in worked.stderr
+
+
+def test_the_app_is_looked_for_in_the_present_folder(shop: Path) -> None:
+    elsewhere = shop / "elsewhere"
+    elsewhere.mkdir()
+    (shop / "shop.py").rename(elsewhere / "corner.py")
+    command = [ONEJOB, "jobs", "corner:app"]
+
+    found = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False)
+
+    assert found.stdout == "No such jobs.\n"

@@ -1,0 +1,302 @@
+"""The documentation is true: its code runs, its commands exist, its links lead somewhere."""
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+
+import onejob
+from onejob import App
+from onejob.cli import main
+
+ROOT = Path(__file__).parents[2]
+TEMPLATE = ROOT / "docs" / "adr" / "0000-template.md"
+PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if page != TEMPLATE)]
+TEXTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+
+FENCE = re.compile(r"^( *)(```+)(.*)$")
+PRESETS = [preset for preset, value in vars(onejob.Unique).items() if isinstance(value, classmethod)]
+INTERNAL = {  # what the parts of onejob say to each other
+    "admit",
+    "admit_now",
+    "check_strength",
+    "dimensions",
+    "key_of",
+    "merge",
+    "request",
+}
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^()\s]+)\)")
+HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
+MAKE = re.compile(r"\bmake ([a-z]+)\b")
+OUTPUT = "text output"
+SESSION = "console run"
+REASON = re.compile(r"python no-run: \S.+")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced piece of a page."""
+
+    page: Path
+    line: int  # of its first line of content, counted from 1
+    info: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{name(self.page)}:{self.line}"
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    lines = iter(enumerate(page.read_text().splitlines(), start=1))
+    for number, line in lines:
+        if fence := FENCE.match(line):
+            indent, ticks, info = fence.groups()
+            inside: list[str] = []
+            for _, content in lines:
+                if content.strip() == ticks:
+                    break
+                inside.append(content.removeprefix(indent))
+            yield Block(page, number + 1, info.strip(), "\n".join(inside))
+
+
+def prose(page: Path) -> str:
+    """Return a page without its fenced blocks."""
+    lines, fenced = [], False
+    for line in page.read_text().splitlines():
+        is_fence = FENCE.match(line) is not None
+        fenced = fenced != is_fence
+        if not fenced and not is_fence:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def of_language(page: Path, language: str) -> list[Block]:
+    return [block for block in blocks(page) if block.info.split(" ")[0] == language]
+
+
+# ── code ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def run(block: Block, namespace: dict[str, object], runner: asyncio.Runner) -> None:
+    """Run a block as if it stood in its page's own module; with a top-level await, inside the page's loop."""
+    source = "\n" * (block.line - 1) + block.text  # so that a traceback names the page's line
+    code = compile(source, str(block.page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    result = eval(code, namespace)  # noqa: S307 - our own documentation
+    if inspect.iscoroutine(result):
+        runner.run(result)
+
+
+def matches(printed: str, shown: str) -> bool:
+    """Tell whether a page shows what its code prints; … stands for what differs each time."""
+    pattern = ".*".join(re.escape(part) for part in shown.strip().split("…"))
+    return re.fullmatch(pattern, printed, re.DOTALL) is not None
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if of_language(p, "python")], ids=name)
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = ModuleType("documented")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    with asyncio.Runner() as runner:
+        try:
+            printed = ""
+            for block in blocks(page):
+                if block.info == "python":
+                    with contextlib.redirect_stdout(io.StringIO()) as output:
+                        run(block, vars(module), runner)
+                    printed = output.getvalue().strip()
+                elif block.info == OUTPUT:
+                    assert matches(printed, block.text), f"{block}: the code above prints\n{printed}"
+        finally:
+            for app in [value for value in vars(module).values() if isinstance(value, App)]:
+                runner.run(app.close())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_code_that_does_not_run_says_why(page: Path) -> None:
+    for block in of_language(page, "python"):
+        assert block.info == "python" or REASON.fullmatch(block.info), f"{block}: write `python no-run: why`"
+
+
+@pytest.mark.parametrize(
+    ("printed", "right"),
+    [("kept 01a1e126-77", True), ("kept 01a1e126-77 twice", True), ("created 01", False)],
+)
+def test_what_a_page_shows_is_compared(printed: str, right: bool) -> None:  # noqa: FBT001 - a case
+    assert matches(printed, "kept 01a1…") is right
+
+
+def test_a_page_shares_its_names_and_its_lines(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# P\n\n```python\nx = 1\n```\n\n```python\nfrom asyncio import sleep\nawait sleep(x - 2)\n```\n"
+    )
+    first, second = of_language(page, "python")
+    namespace: dict[str, object] = {}
+
+    with asyncio.Runner() as runner:
+        run(first, namespace, runner)
+        run(second, namespace, runner)
+        namespace["x"] = "one"
+        with pytest.raises(TypeError) as failure:
+            run(second, namespace, runner)
+
+    assert failure.traceback[-1].lineno + 1 == 9
+
+
+# ── commands ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def commands(page: Path) -> list[tuple[Block, list[str]]]:
+    """Return what the console blocks of a page type after `$ onejob`."""
+    return [
+        (block, words)
+        for block in of_language(page, "console")
+        for line in re.sub(r"\\\n", " ", block.text).splitlines()
+        if (words := line.split())[:2] == ["$", "onejob"]
+    ]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if of_language(p, "console")], ids=name)
+def test_the_commands_of_a_page_exist(page: Path) -> None:
+    context = click.Context(main)
+
+    for block, words in commands(page):
+        command = main.get_command(context, words[2])
+        assert command is not None, f"{block}: onejob has no {words[2]}"
+        known = {option for parameter in command.params for option in parameter.opts}
+        used = {word.partition("=")[0] for word in words[3:] if word.startswith("-")}
+        assert used <= known, f"{block}: onejob {words[2]} has no {used - known}"
+
+
+def sessions(page: Path) -> Iterator[tuple[Block, str, str]]:
+    """Return the commands of blocks that are to be run, each with the output that the page shows."""
+    for block in blocks(page):
+        if block.info == SESSION:
+            for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+                command, _, shown = part.partition("\n")
+                yield block, command, shown
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(sessions(p))], ids=name)
+def test_the_sessions_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(of_language(page, "python")[0].text)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "COLUMNS": "200", "NO_COLOR": "1"}
+
+    for block, command, shown in sessions(page):
+        run = subprocess.run(
+            shlex.split(command), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 0, f"{block}: {command}: {run.stderr}"
+        assert matches(run.stdout.strip(), shown), f"{block}: {command} prints\n{run.stdout}"
+
+
+def test_the_targets_that_the_readme_names_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = (ROOT / "README.md").read_text()
+
+    named = {target for part in re.findall(r"`[^`]+`", text, re.DOTALL) for target in MAKE.findall(part)}
+
+    assert {"demo", "test"} <= named <= targets
+
+
+# ── completeness ──────────────────────────────────────────────────────────────────────────────────
+
+
+def words(page: str) -> set[str]:
+    return set(re.findall(r"\w+", (ROOT / "docs" / page).read_text()))
+
+
+def test_the_reference_names_every_public_name() -> None:
+    assert set(onejob.__all__) <= words("reference.md")
+
+
+@pytest.mark.parametrize("kind", [onejob.App, onejob.Task, onejob.Admission, onejob.Context], ids=str)
+def test_the_docs_name_every_public_method(kind: type) -> None:
+    known = words("reference.md") | words("enqueueing.md") | words("writing-tasks.md")
+    own = {member for member, value in vars(kind).items() if callable(value) or isinstance(value, property)}
+
+    assert {member for member in own if not member.startswith("_")} - known - INTERNAL == set()
+
+
+def test_the_reference_draws_the_errors_as_their_module_does() -> None:
+    drawn = str(onejob.errors.__doc__).partition("\n\n")[2]
+
+    assert drawn.strip() in (ROOT / "docs" / "reference.md").read_text()
+
+
+def test_every_field_of_a_policy_is_explained() -> None:
+    assert {field.name for field in fields(onejob.Unique)} <= words("deduplication.md")
+
+
+def test_every_option_of_a_call_is_explained() -> None:
+    assert set(inspect.signature(onejob.Task.options).parameters) - {"self"} <= words("enqueueing.md")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_has_its_page(preset: str) -> None:
+    page = (ROOT / "docs" / "presets" / f"{preset}.md").read_text()
+
+    assert f"Unique.{preset}(" in page
+    assert "```text" in page
+
+
+# ── links ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that a page's headings make, as code forges make them."""
+    slugs: list[str] = []
+    for heading in HEADING.findall(prose(page)):
+        text = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", heading).lower()
+        slugs.append(re.sub(r"[^\w\- ]", "", text).replace(" ", "-"))
+    return {
+        slug if slugs.index(slug) == i else f"{slug}-{slugs[:i].count(slug)}" for i, slug in enumerate(slugs)
+    }
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(prose(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name(page)} links to {link}, which is not there"
+        assert not anchor or anchor in anchors(target), (
+            f"{name(page)} links to {link}, which has no such heading"
+        )
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, new = set[Path](), {ROOT / "README.md"}
+    while new:
+        reached |= new
+        found = {
+            (page.parent / link.partition("#")[0]).resolve()
+            for page in new
+            for link in LINK.findall(prose(page))
+            if link.partition("#")[0].endswith(".md") and "://" not in link
+        }
+        new = found - reached - {TEMPLATE}
+
+    assert [name(page) for page in PAGES if page not in reached] == []
