@@ -90,7 +90,7 @@ def decide(request: Request, view: View) -> Changes:
     try:
         changes = judge(request, policy, view)
     except MergeFailed as error:
-        return refuse_merge(request, view, error)
+        changes = refuse_merge(request, view, error)
     if policy.shadow and changes.answer.outcome in DEDUPLICATED | {Outcome.REPLACED}:
         return admit_unheld(request, view, changes.answer)
     return changes

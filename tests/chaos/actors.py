@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -168,16 +169,18 @@ def work_on_both_sides(shop: Shop) -> None:
 def outlive(shop: Shop, leaver: str) -> None:
     """Go on enqueuing on one side of a fork after the other side has closed the app."""
     enqueue(shop, 0)
-    opened, closed = os.pipe(), os.pipe()
+    here, there = socket.socketpair()
     child = os.fork()
+    other = here if child else there
+    (there if child else here).close()  # so that the end of one side wakes the other
     enqueue(shop, 1 if child else 2)
     if (leaver == "parent") == bool(child):
-        os.read(opened[0], 1)
+        other.recv(1)
         shop.app.close_sync()
-        os.write(closed[1], b".")
+        other.send(b".")
     else:
-        os.write(opened[1], b".")
-        os.read(closed[0], 1)
+        other.send(b".")
+        other.recv(1)
         for n in range(10, 20):
             enqueue(shop, n)
     leave(child)

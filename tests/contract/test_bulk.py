@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from onejob import App, Outcome, Unique
-from onejob.errors import MergeFailed, UnencodableArgument
+from onejob.errors import UnencodableArgument
 from tests.contract.steps import absorbed, complete, everything, lease, mailer, run, start
 
 
@@ -108,18 +108,17 @@ async def test_a_call_that_cannot_be_encoded_stops_the_bulk_before_anything_is_s
     assert await everything(app) == []
 
 
-async def test_a_merge_that_fails_in_a_bulk_is_raised_and_the_other_suppressions_are_counted(
-    app: App,
-) -> None:
-    """Atomic per key: the other keys are admitted, and each absorbed request is counted once."""
+async def test_a_merge_that_fails_is_an_outcome_in_bulk_and_the_rest_is_admitted(app: App) -> None:
+    """Atomic per key: the old payload stays, the other keys are admitted, each request is counted once."""
     mail = mailer(app, Unique.coalesce(by="to", merge={"text": "append"}))
     await mail.enqueue(1, ["a"])
     await mail.enqueue(2, ["b"])
-    with pytest.raises(MergeFailed):
-        await app.enqueue_many([mail.call(1, "no list"), mail.call(2, ["c"])])
+    failed, updated = await app.enqueue_many([mail.call(1, "no list"), mail.call(2, ["c"])])
+    assert (failed.outcome, failed.refusal) == (Outcome.REJECTED, "merge")
+    assert updated.outcome is Outcome.UPDATED
     texts = {job.arguments["to"]: job.arguments["text"] for job in await everything(app)}
     assert texts == {1: ["a"], 2: ["b", "c"]}
-    assert await absorbed(app) == {"updated": 1}
+    assert await absorbed(app) == {"rejected": 1, "updated": 1}
 
 
 async def test_case_28_bulks_with_keys_in_opposite_orders_do_not_deadlock(app: App) -> None:

@@ -102,6 +102,8 @@ def policies(draw: st.DrawFn) -> Unique:
             chosen |= {"keep_schedule": draw(st.booleans())} | draw(versioning)
         case _:
             raise AssertionError(conflict)
+    if "merge" in chosen and chosen.get("on_active") == "cancel":
+        chosen["on_active"] = "rerun"
     return Unique(**chosen)
 
 
@@ -240,10 +242,12 @@ class StoresAgree(RuleBasedStateMachine):
         return app
 
     def teardown(self) -> None:
-        for store in (*self.crashed, self.file):
-            self.runner.run(store.close())
-        self.runner.close()
-        shutil.rmtree(self.folder)
+        try:
+            for store in (*self.crashed, self.file):
+                self.runner.run(store.close())
+        finally:
+            self.runner.close()
+            shutil.rmtree(self.folder)
 
     @property
     def file(self) -> SQLiteStore:

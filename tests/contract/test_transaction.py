@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from onejob import AdmissionBusy, App, Duplicate, Outcome, State, Unique
-from onejob.errors import ForeignConnection, MergeFailed, PayloadMismatch, StoreError
+from onejob.errors import ForeignConnection, MergeFailed, PayloadMismatch, StoreError, StoreUnavailable
 from onejob.stores.memory import MemoryStore
 from onejob.stores.sql.sqlite import SQLiteStore
 from onejob.testing import Clock
@@ -157,11 +157,13 @@ async def test_bulk_with_a_connection_is_atomic_as_a_whole(app: App, connection:
 async def test_bulk_with_a_connection_that_fails_in_part_stores_nothing_of_itself(
     app: App, connection: sqlite3.Connection
 ) -> None:
-    mail = mailer(app, Unique.coalesce(by="to", merge={"text": "append"}))
+    """The disk is full at the second call; the caller's own work and transaction stand."""
+    mail = mailer(app, Unique(by="to"))
     connection.execute("INSERT INTO orders VALUES (1)")
-    calls = [mail.call(1, ["a"]), mail.call(2, ["b"]), mail.call(1, "no list")]
-    with pytest.raises(MergeFailed):
-        await app.enqueue_many(calls, connection=connection)
+    [pages] = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages + 4}")
+    with pytest.raises(StoreUnavailable, match="full"):
+        await app.enqueue_many([mail.call(1), mail.call(2, "x" * 200_000)], connection=connection)
     connection.commit()
     assert orders(connection) == [1]
     assert await everything(app) == []
