@@ -25,8 +25,11 @@ def new_id() -> tuple[str, int]:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}", place
 
 
-def _reseed() -> None:
+def _begin_anew() -> None:
+    """Let a forked child make ids of its own, even if another thread was making one during the fork."""
+    global _lock  # noqa: PLW0603 - the old one may be held by a thread that is not here
+    _lock = threading.Lock()
     _random.seed(os.urandom(16))
 
 
-os.register_at_fork(after_in_child=_reseed)
+os.register_at_fork(after_in_child=_begin_anew)

@@ -69,11 +69,15 @@ class Engine:
         return connect(self._path, self._synchronous, self._timeout)
 
     def _disconnect(self) -> None:
-        """Close the connections under the lock: the last to close checkpoints."""
-        with self._lock:
-            for connection in (self._watcher, self._reader, self._writer):
-                connection.close()
+        """Close the connections, under the lock if it can be had: the last to close checkpoints."""
+        with contextlib.suppress(AdmissionBusy), self._lock:
+            self._close_connections()
+        self._close_connections()
         self._lock.close()
+
+    def _close_connections(self) -> None:
+        for connection in (self._watcher, self._reader, self._writer):
+            connection.close()
 
     async def submit(self, plan: Plan, *, reads: bool = False) -> Any:
         """Hand a plan to the thread and await its answer."""
