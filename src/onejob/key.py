@@ -41,6 +41,18 @@ def digest(dimensions: Mapping[str, object], secret: bytes | None = None) -> byt
     return hmac.digest(secret, canonical(dimensions), "sha256")
 
 
+def digest_beside(arguments: object, others: bytes, secret: bytes | None = None) -> bytes:
+    """Hash {"args": arguments, …} as `digest` does, given the canonical form of the rest.
+
+    The rest is the same for every call of a task, and all of its names sort after "args".
+    """
+    try:
+        text = b'{"args":%b,%b' % (_write(arguments, 1).encode(), others[1:])
+    except (_Refused, RecursionError):
+        text = canonical({"args": arguments})  # raises the sentence that names the place
+    return hashlib.sha256(text).digest() if secret is None else hmac.digest(secret, text, "sha256")
+
+
 def canonical(value: object) -> bytes:
     """Write `value` as canonical JSON, or raise `UnencodableArgument` naming the place that has none."""
     try:

@@ -195,6 +195,7 @@ class Task(Generic[P, R]):
         copy = object.__new__(Task)
         copy.__dict__.update(self.__dict__)
         copy.__dict__.pop("policy", None)
+        copy.__dict__.pop("_others", None)
         copy._options = options
         if options.unique is not None:
             check(policy_of(options.unique), copy)
@@ -262,13 +263,25 @@ class Task(Generic[P, R]):
 
     def key_of(self, bound: Mapping[str, Any], policy: Unique) -> bytes | None:
         """Hash the dimensions of a call; None if a key function says that it is not unique."""
+        if policy.key is None and not policy.queue and not policy.meta:
+            arguments = bound if policy.by is None else key.pick(bound, policy.by)
+            return key.digest_beside(arguments, self._others, self.app.secret)
         dimensions = self.dimensions(bound, policy)
         return None if dimensions is None else key.digest(dimensions, self.app.secret)
 
+    @cached_property
+    def _others(self) -> bytes:
+        """The canonical form of what every key of this task has besides its arguments."""
+        assert self.policy is not None  # only keyed calls come here
+        return key.canonical(self._common(self.policy))
+
+    def _common(self, policy: Unique) -> dict[str, Any]:
+        common = {"v": KEY_SCHEME, "namespace": self.app.namespace}
+        return common | ({"task": self.name} if policy.family is None else {"family": policy.family})
+
     def dimensions(self, bound: Mapping[str, Any], policy: Unique) -> dict[str, Any] | None:
         """Collect, in clear, what makes the same work."""
-        found: dict[str, Any] = {"v": KEY_SCHEME, "namespace": self.app.namespace}
-        found |= {"task": self.name} if policy.family is None else {"family": policy.family}
+        found = self._common(policy)
         if isinstance(policy.key, str):
             found["key"] = policy.key
         elif policy.key is not None:

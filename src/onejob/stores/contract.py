@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from onejob.job import Changes, Job, State, View
 
 Act = Callable[[View], Changes]
 Level = Literal["ok", "warn", "fail"]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """One atomic act, on a job or on a key."""
 
     act: Act
