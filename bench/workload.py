@@ -10,12 +10,12 @@ from typing import Any
 
 from bench.measure import Synchronous
 from onejob import App, Unique
+from onejob.decide import decide
 from onejob.job import View
 from onejob.stores.sql.rows import write_job
 from onejob.stores.sql.sqlite import SQLiteStore
 from onejob.stores.sql.statements import statements
 from onejob.tasks import Task
-from onejob.unique import decide
 
 INSERT = statements("sqlite")["insert_job"]
 

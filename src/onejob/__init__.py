@@ -1,16 +1,20 @@
 """Background jobs: the same work is never done twice by accident, the newest request is never lost."""
 
-from onejob.admission import Admission
-from onejob.app import App, Explanation, Stats
-from onejob.context import Context, current
-from onejob.errors import AdmissionBusy, Duplicate, OnejobError
-from onejob.fluent import unique
-from onejob.job import Job, Retry, State
-from onejob.policy import Unique
-from onejob.signals import Cancel, Discard, RetryLater, Snooze
-from onejob.tasks import Call, Task
-from onejob.unique import Outcome
-from onejob.worker import Worker
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onejob.admission import Admission
+    from onejob.app import App, Explanation, Stats
+    from onejob.context import Context, current
+    from onejob.decide import Outcome
+    from onejob.errors import AdmissionBusy, Duplicate, OnejobError
+    from onejob.fluent import unique
+    from onejob.job import Job, Retry, State
+    from onejob.policy import Unique
+    from onejob.signals import Cancel, Discard, RetryLater, Snooze
+    from onejob.tasks import Call, Task
+    from onejob.worker import Worker
 
 __version__ = "0.1.0"
 
@@ -38,3 +42,30 @@ __all__ = [
     "current",
     "unique",
 ]
+
+_HOMES = {
+    "admission": ("Admission",),
+    "app": ("App", "Explanation", "Stats"),
+    "context": ("Context", "current"),
+    "decide": ("Outcome",),
+    "errors": ("AdmissionBusy", "Duplicate", "OnejobError"),
+    "fluent": ("unique",),
+    "job": ("Job", "Retry", "State"),
+    "policy": ("Unique",),
+    "signals": ("Cancel", "Discard", "RetryLater", "Snooze"),
+    "tasks": ("Call", "Task"),
+    "worker": ("Worker",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used, so that `import onejob` costs next to nothing."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'onejob' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"onejob.{_HOME[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import msgspec
 
 from onejob.context import running
+from onejob.decide import DEDUPLICATED, Outcome, Refusal, Verdict
 from onejob.errors import JobCancelled, JobFailed, NotCovered, ResultGone, WouldDeadlock
 from onejob.job import Job, State
 from onejob.payload import convert
 from onejob.schedule import Duration, duration
 from onejob.stores.contract import Filter
-from onejob.unique import DEDUPLICATED, Outcome, Refusal, Verdict
 
 if TYPE_CHECKING:
     from onejob.app import App

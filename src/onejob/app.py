@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from onejob import lifecycle
 from onejob.admission import Admission
+from onejob.decide import DEDUPLICATED, Outcome, Request, Verdict, decide, merged, replay
 from onejob.errors import (
     Duplicate,
     InvalidCall,
@@ -34,7 +35,6 @@ from onejob.schedule import Duration, duration
 from onejob.stores.contract import Filter, Finding, Guarantees, Schema, Step, Store, Tally
 from onejob.sync import Portal
 from onejob.tasks import Call, Task
-from onejob.unique import DEDUPLICATED, Outcome, Request, Verdict, decide, merged, replay
 from onejob.worker import Worker
 
 P = ParamSpec("P")

@@ -1,4 +1,4 @@
-"""The nouns: Job, State, Retry, Mark. Frozen values; the verbs are in `unique` and `lifecycle`."""
+"""The nouns: Job, State, Retry, Mark. Frozen values; the verbs are in `decide` and `lifecycle`."""
 
 from __future__ import annotations
 

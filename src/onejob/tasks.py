@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 from onejob import key
 from onejob.admission import Admission
 from onejob.context import running
+from onejob.decide import Request
 from onejob.errors import InvalidCall, InvalidPolicy, MissingKeyField, UnknownQueue
 from onejob.fluent import Fluent, policy_of
 from onejob.ids import new_id
@@ -19,7 +20,6 @@ from onejob.job import EPOCH, Retry, fingerprint
 from onejob.payload import Signature, encode
 from onejob.policy import Unique
 from onejob.schedule import Duration, duration
-from onejob.unique import Request
 
 if TYPE_CHECKING:
     from onejob.app import App, Explanation

@@ -27,6 +27,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from onejob import App, Job, Retry, State, Unique, lifecycle
 from onejob.app import admission_step
+from onejob.decide import Request, make, merged, replay
 from onejob.errors import OnejobError
 from onejob.job import fingerprint
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
@@ -34,7 +35,6 @@ from onejob.stores.contract import Filter, Lease, Step, Store, Tally
 from onejob.stores.memory import MemoryStore
 from onejob.stores.sql.sqlite import SQLiteStore
 from onejob.testing import Clock
-from onejob.unique import Request, make, merged, replay
 
 DEEP = os.environ.get("ONEJOB_HYPOTHESIS") == "deep"
 

@@ -68,7 +68,7 @@ def test_the_demo_ends_well_with_a_table_and_a_next_step(done: Done) -> None:
     assert ran < 100
     assert lost == 0
     assert f"1 000 requests · {ran} ran · {absorbed} absorbed · 0 lost" in done.stdout
-    assert "src/onejob/unique.py" in done.stdout
+    assert "src/onejob/decide.py" in done.stdout
 
 
 def test_the_commands_that_the_demo_ends_with_can_be_copied(done: Done, tmp_path: Path) -> None:

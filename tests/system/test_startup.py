@@ -74,9 +74,9 @@ print(set(onejob.__all__) <= set(dir(onejob)))
 
 def test_unique_is_the_policy_although_a_module_has_its_name() -> None:
     script = """
-import onejob.unique
+import onejob.decide
 from onejob import unique
-print(type(unique).__name__, type(onejob.unique).__name__)
+print(type(unique).__name__, type(onejob.decide).__name__)
 """
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 

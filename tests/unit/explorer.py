@@ -17,11 +17,11 @@ from typing import NamedTuple, cast
 import msgspec
 
 from onejob import lifecycle
+from onejob.decide import Request, Verdict
 from onejob.job import EPOCH, INCOMPLETE, Changes, Job, State, View, fingerprint
 from onejob.policy import Unique
 from onejob.stores.book import Book
 from onejob.stores.contract import Act, Step
-from onejob.unique import Request, Verdict
 from tests.unit.explorer_ledger import Broken, account
 from tests.unit.explorer_rules import STEP_RULES, WORLD_RULES, Rule
 from tests.unit.explorer_world import (
@@ -43,7 +43,7 @@ from tests.unit.explorer_world import (
     scrubbed,
 )
 
-unique = import_module("onejob.unique")  # the package shows the fluent `unique` under this name
+unique = import_module("onejob.decide")  # the package shows the fluent `unique` under this name
 
 
 class Refuted(AssertionError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from onejob.decide import Outcome
 from onejob.job import INCOMPLETE, Job, State
-from onejob.unique import Outcome
 from tests.unit.explorer_world import CONTINUED, Entry, Fate, Kind, Taken, World, described, numbers, read
 
 
@@ -64,14 +64,15 @@ def admitted(taken: Taken, world: World) -> World:
 
 
 def replayed(taken: Taken, world: World) -> World:
-    """Enter a dead letter's payload again, as the newest."""
+    """Enter a dead letter's payload again; its version is the newest then, its place in the order is not."""
     job = taken.view.job
     assert job is not None  # there is a verdict
     entries = dict(world.entries)
     for number in numbers(job):
-        entries[number] = entries[number]._replace(
-            order=next_order(world), withdrawn=False, overwritten_by=None, started=False
-        )
+        entries[number] = entries[number]._replace(withdrawn=False, overwritten_by=None, started=False)
+    for number in {number for one in numbers(job) for number in entries if (number - one) % CONTINUED == 0}:
+        if taken.policy.version is not None:
+            entries[number] = entries[number]._replace(order=next_order(world))
     unordered = world.unordered | ({job.key} if job.key else set())
     return msgspec.structs.replace(world, entries=entries, unordered=unordered, asked=world.asked - {job.id})
 

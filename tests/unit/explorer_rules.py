@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from typing import cast
 
 from onejob import lifecycle
+from onejob.decide import Outcome, Request, Verdict
 from onejob.job import EPOCH, WAITING, Changes, Job, State, Trait, View, alter
 from onejob.policy import Unique
 from onejob.stores.contract import Step
-from onejob.unique import Outcome, Request, Verdict
 from tests.unit.explorer_ledger import carried, follow, withdrawn
 from tests.unit.explorer_world import (
     ADMITTED,

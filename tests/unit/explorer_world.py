@@ -11,11 +11,11 @@ from typing import NamedTuple, cast
 
 import msgspec
 
+from onejob.decide import Outcome, Request, Verdict
 from onejob.job import EPOCH, Changes, Job, Retry, State, Trait, View, alter
 from onejob.policy import Unique
 from onejob.stores.book import Book
 from onejob.stores.contract import Step
-from onejob.unique import Outcome, Request, Verdict
 
 WORKERS = 2
 ATTEMPTS = 2

@@ -120,7 +120,7 @@ def point_onwards(screen: Screen, folder: Path, played: Played) -> None:
     )
     screen.say(f"  {command('why', url, played.busiest)}")
     screen.say(f"  {command('stats', url)}")
-    screen.say("The rules that decided all this are one pure function, decide() in src/onejob/unique.py.")
+    screen.say("The rules that decided all this are one pure function, decide() in src/onejob/decide.py.")
 
 
 def command(*words: str) -> str:

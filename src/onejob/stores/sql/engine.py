@@ -18,7 +18,7 @@ from onejob.forks import generation
 from onejob.job import View
 from onejob.stores.contract import Step
 from onejob.stores.sql import flows
-from onejob.stores.sql.faults import translating
+from onejob.stores.sql.faults import translated, translating
 from onejob.stores.sql.flows import Ask, drive
 from onejob.stores.sql.lane import Lane, Plan
 from onejob.stores.sql.lockfile import LockFile
@@ -91,20 +91,22 @@ class Engine:
 
     def run_one(self, step: Step) -> Any:
         """Run one step the shortest way: a duplicate by reading alone, a new job by one guarded insert."""
-        with self._mutex, translating(self._path):
-            if self._absorbing and (foreseen := self._foresee(step)) is not None:
-                return foreseen[0]
-            with self._lock:
-                return self._hope(step) or self._settle_one(step)
+        try:
+            with self._mutex:
+                if self._absorbing and (foreseen := self._foresee(step)) is not None:
+                    return foreseen[0]
+                with self._lock:
+                    return self._hope(step) or self._settle_one(step)
+        except sqlite3.Error as error:  # `translating` would cost more than all else here
+            raise translated(error, self._path) from error
 
     def _foresee(self, step: Step) -> list[Any] | None:
         """Answer a step that changes nothing, from one consistent read and without the lock."""
-        cursor = self._cursor
-        cursor.execute("BEGIN")
-        try:
-            answers = drive(flows.foresee([step], self._clock()), partial(ask, cursor))
-        finally:
-            cursor.execute("COMMIT")
+        answers: list[Any] | None
+        if step.marks or step.job_id is not None:  # these take several statements
+            answers = self._run_read_on(self._cursor, partial(flows.foresee, [step]))
+        else:
+            answers = drive(flows.foresee([step], self._clock()), partial(ask, self._cursor))
         self._absorbing = answers is not None
         return answers
 
@@ -157,14 +159,16 @@ class Engine:
     def _run_read(self, plan: Plan) -> Any:
         try:
             with self._reading, translating(self._path):
-                cursor = self._read_cursor
-                cursor.execute("BEGIN")
-                try:
-                    return drive(plan(self._clock()), partial(ask, cursor))
-                finally:
-                    cursor.execute("COMMIT")
+                return self._run_read_on(self._read_cursor, plan)
         except Exception as error:  # noqa: BLE001 - it is handed to the caller
             return error
+
+    def _run_read_on(self, cursor: sqlite3.Cursor, plan: Plan) -> Any:
+        cursor.execute("BEGIN")
+        try:
+            return drive(plan(self._clock()), partial(ask, cursor))
+        finally:
+            cursor.execute("COMMIT")
 
     def data_version(self) -> int:
         """Tell a number that changes when another connection commits."""

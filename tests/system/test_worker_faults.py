@@ -1,0 +1,423 @@
+"""Leases, stopping, and stores that do not answer: what a worker does when things go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from onejob import App, Job, Retry, State, Unique, current
+from onejob.stores.contract import Lease, Store
+from tests.system.live import PATIENCE, STORES, Act, Disturbed, eventually, happens, open_store, reached
+
+LEASE = "1s"
+
+
+@pytest.fixture
+def act() -> Act:
+    return Act()
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Disturbed:
+    return Disturbed(open_store(request.param, tmp_path))
+
+
+@pytest.fixture
+async def app(store: Disturbed) -> AsyncIterator[App]:
+    """Use the store through the disturbance."""
+    async with App(store=cast("Store", store)) as app:
+        yield app
+
+
+def beside(app: App, store: Disturbed) -> App:
+    """Make an app that uses the same store undisturbed, with the same tasks."""
+    other = App(store=store._store)  # noqa: SLF001 - the test's own
+    for name, task in app.tasks.items():
+        other.task(name=name, unique=task.unique, retry=task.retry)(task.function)
+    return other
+
+
+async def expired(app: App, job: Job) -> None:
+    """Wait until a job's lease has run out, and take the job back as any worker would."""
+
+    async def taken_back() -> bool:
+        await app.sweep()
+        return (await app.job(job.id)).state is not State.ACTIVE
+
+    await eventually(taken_back)
+
+
+# ── leases ────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_run_longer_than_its_lease_is_not_run_twice(app: App, act: Act) -> None:
+    @app.task
+    async def work() -> str:
+        return cast("str", await act.play("work"))
+
+    async with app.worker(lease=LEASE), app.worker(lease=LEASE):
+        asked = await work.enqueue()
+        await act.begins(1)
+        first = (await app.job(asked.job.id)).lease_until
+        assert first is not None
+
+        async def outlived() -> bool:
+            assert await app.sweep() == (0, 0)
+            return app.store.now() > first + timedelta(seconds=1)
+
+        await eventually(outlived)
+        act.let_end()
+        assert await asked.result(PATIENCE) == "work"
+    job = await app.job(asked.job.id)
+    assert (act.begun, job.token, job.attempt, job.failures) == (["work"], 1, 1, [])
+
+
+async def test_a_run_that_lost_its_lease_is_stopped_and_its_result_dropped(
+    app: App, store: Disturbed, act: Act, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopped: list[bool] = []
+
+    @app.task(retry=Retry(attempts=2, base="1ms"))
+    async def work() -> str:
+        if current().attempt > 1:
+            return "the other's"
+        try:
+            await act.play("work")
+        finally:
+            stopped.append(current().cancelled)
+        return "mine"
+
+    other = beside(app, store)
+    async with app.worker(lease=LEASE) as worker:
+        asked = await work.enqueue()
+        await act.begins(1)
+        store.down = True
+        await expired(other, asked.job)
+        async with other.worker():
+            job = await reached(other, asked.job, State.COMPLETED)
+        store.down = False
+        await eventually_idle(worker)
+    assert stopped == [True]
+    assert (job.result, job.attempt) == (b'"the other\'s"', 2)
+    assert await app.job(asked.job.id) == job
+    assert [failure["type"] for failure in job.failures] == ["LeaseExpired"]
+    assert "its result is dropped" in caplog.text
+
+
+async def eventually_idle(worker: Any) -> None:
+    """Wait until a worker runs nothing."""
+
+    async def idle() -> bool:
+        return bool(worker.running == 0)
+
+    await eventually(idle)
+
+
+async def test_a_result_that_comes_after_the_lease_was_lost_is_dropped(
+    app: App, store: Disturbed, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The fence: only the token says whose the job is, even if the job runs again at this moment."""
+
+    @app.task(unique=Unique.coalesce(), retry=Retry(attempts=2, base="1ms"))
+    async def work() -> str:
+        return f"attempt {current().attempt}"
+
+    other = beside(app, store)
+    async with app.worker(lease="50ms") as worker:
+        store.may_settle.clear()
+        asked = await work.enqueue()
+        await happens(store.settling)
+        await expired(other, asked.job)
+        async with other.worker():
+            assert await asked.result(PATIENCE) == "attempt 2"
+        store.may_settle.set()
+
+        async def told() -> bool:
+            return bool(worker.ended["lost"])
+
+        await eventually(told)
+    job = await app.job(asked.job.id)
+    assert (job.state, job.result, job.token) == (State.COMPLETED, b'"attempt 2"', 2)
+    assert f"job {asked.job.id} was taken over; its result is dropped" in caplog.text
+    assert worker.ended == {"lost": 1}
+
+
+async def test_the_job_of_a_dead_worker_is_taken_back_and_the_crash_counts(app: App) -> None:
+    @app.task(retry=Retry(attempts=2, base="1ms"))
+    async def work() -> int:
+        return current().attempt
+
+    asked = await work.enqueue()
+    dead = Lease(
+        namespace="",
+        worker="the dead",
+        queues={"default": 1},
+        total=1,
+        duration=timedelta(milliseconds=1),
+        tasks=["work"],
+    )
+    assert [job.id for job in await app.store.lease(dead)] == [asked.job.id]
+    async with app.worker():  # sweeps by itself
+        assert await asked.result(PATIENCE) == 2
+    [failure] = (await app.job(asked.job.id)).failures
+    assert (failure["attempt"], failure["type"]) == (1, "LeaseExpired")
+    assert "the dead" in failure["message"]
+
+
+# ── stopping ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_stopping_lets_runs_end_and_takes_no_new_ones(app: App, act: Act) -> None:
+    @app.task
+    async def work(number: int) -> None:
+        await act.play(number)
+
+    worker = app.worker(concurrency=2)
+    running = asyncio.create_task(worker.run())
+    asked = [await work.enqueue(number) for number in range(4)]
+    await act.begins(2)
+    worker.stop()
+    act.let_end(4)
+    await asyncio.wait_for(running, PATIENCE)
+    assert act.ended == [0, 1]
+    assert worker.ended == {"completed": 2}
+    states = [(await app.job(each.job.id)).state for each in asked]
+    assert states == [State.COMPLETED] * 2 + [State.AVAILABLE] * 2
+
+
+@pytest.mark.parametrize("how", ["grace", "at once", "cancel"])
+async def test_what_does_not_end_is_handed_back_without_spending_an_attempt(
+    app: App, act: Act, how: str
+) -> None:
+    @app.task(unique=True, retry=Retry.never())
+    async def work() -> str:
+        return cast("str", await act.play(current().attempt))
+
+    worker = app.worker(grace="20ms" if how == "grace" else "1h")
+    running = asyncio.create_task(worker.run())
+    asked = await work.enqueue()
+    await act.begins(1)
+    if how == "cancel":
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(running, PATIENCE)
+    else:
+        worker.stop(at_once=how == "at once")
+        await asyncio.wait_for(running, PATIENCE)
+    job = await app.job(asked.job.id)
+    assert (job.state, job.attempt, job.failures, job.worker) == (State.AVAILABLE, 0, [], None)
+    assert worker.ended == {"handed back": 1}
+    assert (await work.enqueue()).job.id == job.id, "the key is still held"
+    act.let_end()
+    async with app.worker():
+        await asked.result(PATIENCE)
+    assert act.begun == [1, 1]
+
+
+async def test_a_plain_function_that_does_not_end_is_handed_back_and_told(app: App) -> None:
+    begun, told, give_up = threading.Event(), threading.Event(), threading.Event()
+
+    @app.task(retry=Retry.never())
+    def work() -> str:
+        begun.set()
+        while not give_up.wait(0.001):
+            if current().cancelled:
+                told.set()
+                break
+        return "too late"
+
+    try:
+        async with app.worker(grace="20ms"):
+            asked = await work.enqueue()
+            await happens(begun)
+        job = await app.job(asked.job.id)
+        assert (job.state, job.attempt, job.result) == (State.AVAILABLE, 0, None)
+        await happens(told)
+    finally:
+        give_up.set()
+
+
+async def test_a_worker_for_the_length_of_a_block_ends_with_it(app: App) -> None:
+    @app.task
+    async def work() -> str:
+        return "done"
+
+    with pytest.raises(LookupError, match="the block's own"):
+        async with app.worker():
+            assert await (await work.enqueue()).result(PATIENCE) == "done"
+            raise LookupError("the block's own")
+    asked = await work.enqueue()
+    assert asked.job.state is State.AVAILABLE
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    assert tasks == []
+    assert (await app.job(asked.job.id)).state is State.AVAILABLE
+
+
+async def test_a_run_may_save_its_result_while_the_worker_stops(app: App) -> None:
+    begun = asyncio.Event()
+
+    @app.task
+    async def work() -> str:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "saved"
+        return "never"
+
+    async with app.worker(grace="1ms"):
+        asked = await work.enqueue()
+        await happens(begun)
+    assert await asked.result(PATIENCE) == "saved"
+
+
+# ── outages ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def outage(store: Disturbed, refusals: int) -> None:
+    """Switch the store off until it has refused so often."""
+
+    async def often() -> bool:
+        return store.refused >= refusals
+
+    store.refused = 0
+    store.down = True
+    try:
+        await eventually(often)
+    finally:
+        store.down = False
+
+
+async def test_an_idle_worker_survives_an_outage(
+    app: App, store: Disturbed, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task
+    async def work(number: int) -> int:
+        return number
+
+    async with app.worker():
+        assert await (await work.enqueue(1)).result(PATIENCE) == 1
+        await beside(app, store).tasks["work"].enqueue(0)  # so that it looks
+        await outage(store, 4)
+        assert await (await work.enqueue(2)).result(PATIENCE) == 2
+    assert "the store does not answer, trying again in 0.1 s: the disk is on holiday" in caplog.text
+    assert "trying again in 0.4 s" in caplog.text
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+async def test_a_run_that_ends_in_an_outage_is_settled_after_it(
+    app: App, store: Disturbed, act: Act
+) -> None:
+    @app.task(unique=Unique.coalesce())
+    async def work() -> str:
+        current().progress(0.5)
+        return cast("str", await act.play("work"))
+
+    async with app.worker(lease="10s") as worker:
+        asked = await work.enqueue()
+        await act.begins(1)
+        store.down = True
+        act.let_end()
+        await happens(store.settling)
+        await outage(store, 5)
+        assert await asked.result(PATIENCE) == "work"
+    assert worker.ended == {"completed": 1}
+    assert act.begun == ["work"]
+    assert (await app.job(asked.job.id)).progress is not None
+
+
+async def test_an_outage_does_not_flood_the_log(
+    app: App, store: Disturbed, act: Act, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task
+    async def work() -> None:
+        await act.play("work")
+
+    async with app.worker(lease="60s"):
+        asked = await work.enqueue()
+        await act.begins(1)
+        caplog.clear()
+        await outage(store, 9)
+        lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        act.let_end()
+        await asked.result(PATIENCE)
+    assert 1 <= len(lines) <= 7, "each part of the worker backs off, or tells it once"
+    assert all(record.exc_info is None for record in lines)
+
+
+async def test_progress_told_in_an_outage_is_stored_after_it(app: App, store: Disturbed, act: Act) -> None:
+    @app.task
+    async def work() -> None:
+        current().progress(0.5, "half way")
+        await act.play("work")
+
+    async def stored() -> bool:
+        return b"half way" in ((await app.job(asked.job.id)).progress or b"")
+
+    async with app.worker(lease="60s"):
+        asked = await work.enqueue()
+        await act.begins(1)
+        await outage(store, 3)
+        await eventually(stored)
+        act.let_end()
+        await asked.result(PATIENCE)
+
+
+async def test_a_worker_can_be_stopped_in_an_outage(app: App, store: Disturbed, act: Act) -> None:
+    @app.task
+    async def work() -> None:
+        await act.play("work")
+
+    worker = app.worker(lease="60s")
+    running = asyncio.create_task(worker.run())
+    asked = await work.enqueue()
+    await act.begins(1)
+    store.down = True
+    worker.stop(at_once=True)
+    await asyncio.wait_for(running, PATIENCE)
+    store.down = False
+    assert (await app.job(asked.job.id)).state is State.ACTIVE  # until its lease runs out
+
+
+async def test_a_worker_that_cannot_write_results_does_not_go_on(app: App, store: Disturbed) -> None:
+    """Whatever is not an outage is a bug, and ends the worker instead of running jobs for nothing."""
+    ran: list[int] = []
+
+    @app.task
+    async def work(number: int) -> None:
+        ran.append(number)
+
+    store.broken = ZeroDivisionError("a bug")
+    worker = app.worker(concurrency=1)
+    running = asyncio.create_task(worker.run())
+    await work.enqueue(1)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        await asyncio.wait_for(running, PATIENCE)
+    assert ran == [1]
+
+
+async def test_an_idle_worker_writes_nothing(app: App, store: Disturbed) -> None:
+    applied: list[int] = []
+    apply = store.apply
+
+    async def counting(steps: Any) -> list[Any]:
+        applied.append(len(steps))
+        return await apply(steps)
+
+    store.apply = counting  # type: ignore[method-assign]
+
+    async def looked_often() -> bool:
+        return app.store.now() > began + timedelta(seconds=1.2)
+
+    began = app.store.now()
+    async with app.worker(lease="30ms"):
+        await eventually(looked_often)
+    assert sum(applied) == 0
+    assert len(applied) <= 1, "the settling of nothing, when it stops"
