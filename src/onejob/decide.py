@@ -353,7 +353,7 @@ def trail(request: Request, policy: Unique, view: View, standing: Job) -> Change
 
 def admit_unheld(request: Request, view: View, judged: Verdict) -> Changes:
     """Admit what a shadow policy would have absorbed, without hold, order or version."""
-    job = alter(make(request, view.now), traits=Trait.NONE, version=None)
+    job = alter(make(request, view.now), traits=Trait.NONE, version=None, holds=0)
     reason = f"Shadow: the policy would have answered {judged.outcome}."
     verdict = Verdict(
         Outcome.CREATED, job, judged.holder, reason, judged.payload_differs, shadow=judged.outcome
@@ -484,6 +484,8 @@ def replay(view: View) -> Changes:
     if job is None or job.state not in {State.DISCARDED, State.CANCELLED} or job.is_tombstone:
         return Changes()
     standing = view.successor or view.holder
+    if not job.holds:  # not unique, or admitted in shadow: nobody stands in its way
+        return revive(job, view)
     if standing is not None and standing.id != job.id and stands(standing, view):
         reason = f"The same work is already {standing.state}; the dead letter stays where it is."
         return Changes(answer=Verdict(Outcome.KEPT, standing, standing, reason))
@@ -502,7 +504,10 @@ def outranked(job: Job, mark: Mark | None) -> bool:
 
 def revive(job: Job, view: View) -> Changes:
     """Make an ended job available again, with its key and a new attempt budget."""
-    freed = (alter(view.holder, held_key=None),) if view.holder and view.holder.id != job.id else ()
+    others = job.holds and view.holder is not None and view.holder.id != job.id
+    freed = (alter(view.holder, held_key=None),) if others and view.holder else ()
+    if job.version is None and lifecycle.overtaken(job, view.mark):
+        job = lifecycle.detach(job)  # it is not the newest again: it runs beside that, and neither gives way
     alive = alter(
         job,
         state=State.AVAILABLE,
@@ -513,7 +518,7 @@ def revive(job: Job, view: View) -> Changes:
         superseded_by=None,
         cancel_requested=False,
     )
-    alive = hold(alive, view.now) if job.key is not None else alive
+    alive = hold(alive, view.now) if job.holds else alive
     marks = job.version is not None or bool(job.traits & Trait.NEWEST_WINS)
     mark = remember(job.key, job.version, job.chain_id, view, {job.chain_id}) if marks and job.key else None
     verdict = Verdict(Outcome.CREATED, alive, None, "The dead letter is available again.")

@@ -40,7 +40,7 @@ async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
     """Look until something is so."""
     async with asyncio.timeout(PATIENCE):
         while not await condition():
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # noqa: ASYNC110 - conditions on a store have no event
 
 
 async def happens(event: asyncio.Event | threading.Event) -> None:

@@ -72,11 +72,11 @@ print(set(onejob.__all__) <= set(dir(onejob)))
     assert answer.stdout.split() == ["True", "True"]
 
 
-def test_unique_is_the_policy_although_a_module_has_its_name() -> None:
+def test_no_public_name_is_hidden_by_a_module_of_its_name() -> None:
     script = """
-import onejob.decide
+import onejob.cli, onejob.app
 from onejob import unique
-print(type(unique).__name__, type(onejob.decide).__name__)
+print(type(unique).__name__, type(onejob.unique).__name__)
 """
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 

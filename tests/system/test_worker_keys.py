@@ -38,14 +38,14 @@ async def app(store: Disturbed) -> AsyncIterator[App]:
 
 
 async def test_requests_during_a_run_become_one_more_with_the_newest_payload(app: App, act: Act) -> None:
-    @app.task(unique=Unique.coalesce(by="note"))
-    async def index(note: int, text: str) -> str:
+    @app.task(unique=Unique.coalesce(by=[]))
+    async def index(text: str) -> str:
         return cast("str", await act.play(text))
 
     async with app.worker():
-        first = await index.enqueue(1, "first")
+        first = await index.enqueue("first")
         await act.begins(1)
-        later = [await index.enqueue(1, f"change {number}") for number in range(20)]
+        later = [await index.enqueue(f"change {number}") for number in range(20)]
         assert {each.outcome for each in later} == {Outcome.RERUN, Outcome.UPDATED}
         assert {each.job.id for each in later} != {first.job.id}
         assert act.begun == ["first"]
@@ -60,17 +60,17 @@ async def test_requests_during_a_run_become_one_more_with_the_newest_payload(app
 async def test_a_request_between_the_return_and_the_commit_is_not_lost(
     app: App, store: Disturbed, act: Act
 ) -> None:
-    @app.task(unique=Unique.coalesce(by="note"))
-    async def index(note: int, text: str) -> str:
+    @app.task(unique=Unique.coalesce(by=[]))
+    async def index(text: str) -> str:
         return cast("str", await act.play(text))
 
     act.let_end(2)
     async with app.worker():
         store.may_settle.clear()
-        first = await index.enqueue(1, "first")
+        first = await index.enqueue("first")
         await happens(store.settling)
         assert act.ended == ["first"]
-        late = await index.enqueue(1, "late")
+        late = await index.enqueue("late")
         assert (late.outcome, late.job.id == first.job.id) == (Outcome.RERUN, False)
         assert act.begun == ["first"]
         store.may_settle.set()
@@ -81,15 +81,15 @@ async def test_a_request_between_the_return_and_the_commit_is_not_lost(
 
 
 async def test_a_request_after_the_commit_is_a_new_job(app: App, act: Act) -> None:
-    @app.task(unique=Unique.coalesce(by="note"))
-    async def index(note: int, text: str) -> str:
+    @app.task(unique=Unique.coalesce(by=[]))
+    async def index(text: str) -> str:
         return cast("str", await act.play(text))
 
     act.let_end(2)
     async with app.worker():
-        first = await index.enqueue(1, "first")
+        first = await index.enqueue("first")
         await first.result(PATIENCE)
-        second = await index.enqueue(1, "second")
+        second = await index.enqueue("second")
         assert second.outcome is Outcome.CREATED
         assert await second.result(PATIENCE) == "second"
 
@@ -120,17 +120,17 @@ async def test_a_storm_of_requests_never_overlaps_and_ends_with_the_newest(app: 
 
 
 async def test_a_failed_run_gives_way_to_the_request_that_came_meanwhile(app: App, act: Act) -> None:
-    @app.task(unique=Unique.coalesce(by="note"), retry=Retry(attempts=5, base="1ms", jitter=0))
-    async def index(note: int, text: str) -> str:
+    @app.task(unique=Unique.coalesce(by=[]), retry=Retry(attempts=5, base="1ms", jitter=0))
+    async def index(text: str) -> str:
         await act.play(text)
         if text == "bad":
             raise ValueError(text)
         return text
 
     async with app.worker():
-        bad = await index.enqueue(1, "bad")
+        bad = await index.enqueue("bad")
         await act.begins(1)
-        good = await index.enqueue(1, "good")
+        good = await index.enqueue("good")
         act.let_end(2)
         assert await good.result(PATIENCE) == "good"
         assert await bad.result(PATIENCE) == "good", "a superseded request follows its successor"
@@ -142,8 +142,8 @@ async def test_a_failed_run_gives_way_to_the_request_that_came_meanwhile(app: Ap
 async def test_a_newcomer_may_tell_the_run_to_stop(app: App, act: Act) -> None:
     ends: list[str] = []
 
-    @app.task(unique=Unique(by="note", on_conflict="update", on_active="cancel"))
-    async def index(note: int, text: str) -> str:
+    @app.task(unique=Unique(by=[], on_conflict="update", on_active="cancel"))
+    async def index(text: str) -> str:
         try:
             return cast("str", await act.play(text))
         except asyncio.CancelledError:
@@ -151,9 +151,9 @@ async def test_a_newcomer_may_tell_the_run_to_stop(app: App, act: Act) -> None:
             raise
 
     async with app.worker():
-        old = await index.enqueue(1, "old")
+        old = await index.enqueue("old")
         await act.begins(1)
-        new = await index.enqueue(1, "new")
+        new = await index.enqueue("new")
         await act.begins(2)
         act.let_end()
         assert await new.result(PATIENCE) == "new"

@@ -11,11 +11,11 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import fields
 from datetime import datetime, timedelta
 from functools import partial
-from importlib import import_module
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import msgspec
 
+from onejob import decide as decisions
 from onejob import lifecycle
 from onejob.decide import Request, Verdict
 from onejob.job import EPOCH, INCOMPLETE, Changes, Job, State, View, fingerprint
@@ -42,8 +42,6 @@ from tests.unit.explorer_world import (
     payload,
     scrubbed,
 )
-
-unique = import_module("onejob.decide")  # the package shows the fluent `unique` under this name
 
 
 class Refuted(AssertionError):
@@ -315,12 +313,12 @@ def settling(kind: Kind, job: Job, result: lifecycle.Result, policy: Unique) -> 
 
 def decide(view: View, *, wanted: Request) -> Changes:
     """Make a request."""
-    return cast("Changes", unique.decide(wanted, view))
+    return decisions.decide(wanted, view)
 
 
 def replay(view: View) -> Changes:
     """Bring a dead letter back."""
-    return cast("Changes", unique.replay(view))
+    return decisions.replay(view)
 
 
 def start(view: View) -> Changes:
@@ -378,7 +376,7 @@ def continuation(job: Job) -> Job:
         priority=0,
         retry=RETRY,
     )
-    return cast("Job", unique.make(wanted, EPOCH))
+    return decisions.make(wanted, EPOCH)
 
 
 def tick(world: World, policy: Unique) -> Iterator[Move]:
@@ -402,4 +400,4 @@ def moments_of(job: Job) -> Iterator[datetime]:
 
 def merging(policy: Unique) -> lifecycle.Merge:
     """Make the merge that a worker passes to `settle`."""
-    return lambda older, newer: unique.merged(older, newer, policy)
+    return lambda older, newer: decisions.merged(older, newer, policy)

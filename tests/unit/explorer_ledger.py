@@ -166,11 +166,11 @@ def fate(world: World, entry: Entry) -> Fate:
 
 
 def withdrawn(world: World, entry: Entry) -> bool:
-    """Tell whether a request's chain was cancelled or discarded, in its first job or a later one."""
+    """Tell whether a request, or the one that overwrote it, ended cancelled or discarded with its chain."""
     live = carried(world)
-    chain = (
-        other for other in world.entries.values() if other.number % CONTINUED == entry.number % CONTINUED
-    )
+    while not entry.done and entry.number not in live and entry.overwritten_by is not None:
+        entry = world.entries[entry.overwritten_by]
+    chain = (other for other in world.entries.values() if (other.number - entry.number) % CONTINUED == 0)
     return any(follow(world, other, live) is Fate.WITHDRAWN for other in chain)
 
 

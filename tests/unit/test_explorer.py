@@ -1,6 +1,6 @@
 """The rules of DESIGN.md §3 hold in every order of events within small bounds, and mutants break them.
 
-ONEJOB_EXPLORE=deep looks further: three requests and two events for every policy. That takes hours.
+ONEJOB_EXPLORE=deep looks further: three requests and two events for every policy, in about half an hour.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from onejob import lifecycle
+from onejob import decide, lifecycle
 from onejob.errors import InvalidPolicy
 from onejob.job import Changes, Job, State, View, alter
 from onejob.policy import CHOICES, Unique
-from tests.unit.explorer import Refuted, Report, explore, spelled, unique
+from tests.unit.explorer import Refuted, Report, explore, spelled
 from tests.unit.explorer_world import SOON, WINDOW, Bounds
 
 DEEP = os.environ.get("ONEJOB_EXPLORE") == "deep"
@@ -271,16 +271,16 @@ MUTANTS = [
     ),
     Mutant(
         "decide keeps while active",
-        unique,
+        decide,
         "meet_active",
-        instead(unique.keep),
+        instead(decide.keep),
         Unique.coalesce(),
         "was kept, but should be rerun",
         events=0,
     ),
     Mutant(
         "an update ignores the newer payload",
-        unique,
+        decide,
         "refresh",
         forgetful,
         Unique.coalesce(),
@@ -343,14 +343,14 @@ MUTANTS = [
     ),
     Mutant(
         "a chain between two jobs counts as waiting",
-        unique,
+        decide,
         "phase",
         instead(lambda job: job.state),
         Unique.coalesce(),
         "was changed",
     ),
     Mutant(
-        "nothing is stale", unique, "stale", instead(lambda _request, _view: False), LATEST, "should be stale"
+        "nothing is stale", decide, "stale", instead(lambda _request, _view: False), LATEST, "should be stale"
     ),
     Mutant(
         "a superseded payload is not merged",
@@ -365,7 +365,7 @@ MUTANTS = [
     ),
     Mutant(
         "only the newest request is remembered",
-        unique,
+        decide,
         "remember",
         lambda original: (
             lambda *args: msgspec.structs.replace(original(*args), prior_version=None, prior_job=None)
@@ -376,7 +376,7 @@ MUTANTS = [
     ),
     Mutant(
         "a newcomer may start at once",
-        unique,
+        decide,
         "due",
         instead(lambda _at, _now: State.AVAILABLE),
         Unique.debounce(2 * SOON),
