@@ -10,7 +10,7 @@ import msgspec
 
 from onejob.context import running
 from onejob.decide import DEDUPLICATED, Outcome, Refusal, Verdict
-from onejob.errors import JobCancelled, JobFailed, NotCovered, ResultGone, WouldDeadlock
+from onejob.errors import JobCancelled, JobFailed, NotCovered, ResultError, ResultGone, WouldDeadlock
 from onejob.job import Job, State
 from onejob.payload import convert
 from onejob.schedule import Duration, duration
@@ -180,4 +180,7 @@ def result_of(job: Job, returns: Any) -> Any:
     if job.state is State.CANCELLED:
         raise JobCancelled(f"Job {job.id} was cancelled: {job.reason}.")
     value = None if job.result is None else msgspec.json.decode(job.result)
-    return None if value is None else convert(value, returns)
+    try:
+        return None if value is None else convert(value, returns)
+    except msgspec.ValidationError as error:
+        raise ResultError(f"Job {job.id} returned what its task does not declare: {error}.") from None

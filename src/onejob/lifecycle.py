@@ -250,11 +250,17 @@ def keep_both(_older: Job, newer: Job) -> Job:
     return newer
 
 
-def settle(view: View, *, token: int, result: Result, merge: Merge = keep_both) -> Changes:
-    """Carry a run to its next state; answer None, and write nothing, if the lease is lost."""
+def settle(
+    view: View, *, token: int, result: Result, merge: Merge = keep_both, progress: bytes | None = None
+) -> Changes:
+    """Carry a run to its next state, with the last it told of its progress.
+
+    Answer None, and write nothing, if the lease is lost.
+    """
     job = view.job
     if job is None or not owned(job, token):
         return Changes()
+    job = job if progress is None else alter(job, progress=progress)
     match result:
         case Completed():
             return complete(view, job, result)

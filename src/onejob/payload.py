@@ -5,27 +5,38 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any, get_origin, get_type_hints
 
 import msgspec
 
-from onejob.errors import ArgumentsTooLarge, InvalidCall, UnencodableArgument
+from onejob.errors import ArgumentsTooLarge, InvalidCall, InvalidPolicy, UnencodableArgument
 
 _decode = msgspec.json.decode
 
 
 def encode_hook(value: Any) -> Any:
-    """Let pydantic models through; refuse the rest."""
+    """Let pydantic models through that can be rebuilt; refuse the rest."""
     if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
+        plain = value.model_dump(mode="json", by_alias=True, round_trip=True)
+        if lost := changed(value, type(value).model_validate(plain)):
+            raise ValueError(f"{type(value).__name__}.{lost} would not come out of JSON as it went in")
+        return plain
     raise NotImplementedError(f"{type(value).__name__} has no JSON form")
+
+
+def changed(before: Any, after: Any) -> str | None:
+    """Name a field of a model that differs: a secret becomes stars, an excluded field its default."""
+    fields = type(before).model_fields
+    return next((name for name in fields if getattr(before, name) != getattr(after, name)), None)
 
 
 def decode_hook(kind: type, value: Any) -> Any:
     """Rebuild pydantic models; leave other types as they came."""
     if hasattr(kind, "model_validate"):
         return kind.model_validate(value)
-    if isinstance(value, kind):
+    if isinstance(value, get_origin(kind) or kind):
         return value
     raise NotImplementedError
 
@@ -109,7 +120,7 @@ class Signature:
     def restore(self, stored: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Turn stored arguments into what the function is called with."""
         if not self._hints and self._plain:
-            return [], dict(stored)
+            return [], {name: value for name, value in stored.items() if name in self._known}
         if self._plain:
             return [], {
                 name: None
@@ -147,10 +158,25 @@ def _place(parameter: inspect.Parameter, value: Any, args: list[Any], kwargs: di
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Read annotations one by one: one that exists only for the type checker must not spoil the others."""
+    annotated = inspect.unwrap(function)
+    names = getattr(annotated, "__globals__", {})
+    found: dict[str, Any] = {}
+    for name, annotation in getattr(annotated, "__annotations__", {}).items():
+        with suppress(NameError, AttributeError, SyntaxError, TypeError):
+            found |= get_type_hints(SimpleNamespace(__annotations__={name: annotation}), names)
+    for name, kind in found.items():
+        _refuse_unreadable(name, kind)
+    return {name: kind for name, kind in found.items() if kind is not Any}
+
+
+def _refuse_unreadable(name: str, kind: Any) -> None:
+    """Refuse, when a task is registered, a type that JSON cannot be turned back into."""
     try:
-        return {name: kind for name, kind in get_type_hints(function).items() if kind is not Any}
-    except NameError:  # a name that exists only for the type checker
-        return {}
+        msgspec.json.Decoder(kind, dec_hook=decode_hook)
+    except TypeError as error:
+        what = "its result" if name == "return" else f"{name}="
+        raise InvalidPolicy(f"{what} cannot be read back as {kind}: {error}") from None
 
 
 def convert(value: Any, kind: Any) -> Any:

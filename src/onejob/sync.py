@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
+from onejob.errors import OnejobError
 from onejob.forks import generation
 
 T = TypeVar("T")
@@ -23,20 +25,24 @@ class Portal:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the portal's loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._open()).result()
+        with self._lock:  # so that nothing is handed to a loop that is about to stop
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._open())
+        try:
+            return future.result()
+        except CancelledError:
+            raise OnejobError("The app was closed meanwhile.") from None
 
     def _open(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None or self._generation != generation():
-                self._loop, self._generation = asyncio.new_event_loop(), generation()
-                self._thread = threading.Thread(
-                    target=_serve, args=[self._loop], name="onejob portal", daemon=True
-                )
-                self._thread.start()
-            return self._loop
+        if self._loop is None or self._generation != generation():
+            self._loop, self._generation = asyncio.new_event_loop(), generation()
+            self._thread = threading.Thread(
+                target=_serve, args=[self._loop], name="onejob portal", daemon=True
+            )
+            self._thread.start()
+        return self._loop
 
     def close(self) -> None:
-        """Stop the loop, if one runs."""
+        """Stop the loop, if one runs, and whatever still waits on it."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None and self._generation == generation():
@@ -48,5 +54,9 @@ class Portal:
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
+        for task in (waiting := asyncio.all_tasks(loop)):
+            task.cancel()
+        if waiting:
+            loop.run_until_complete(asyncio.wait(waiting))
     finally:
         loop.close()

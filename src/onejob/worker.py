@@ -78,7 +78,7 @@ class Worker:
         self._grace = grace
         self._drain = drain
         self._runs: dict[str, Run] = {}
-        self._ended: list[tuple[Job, Result]] = []
+        self._ended: list[tuple[Run, Result]] = []
         self._writing = False  # whether results are on their way to the store
         self._wake = asyncio.Event()  # a place is free, or a run has ended, or we stop
         self._settled = asyncio.Event()
@@ -86,6 +86,7 @@ class Worker:
         self._hurry = asyncio.Event()
         self._threads: ThreadPoolExecutor | None = None
         self._main: asyncio.Task[None] | None = None
+        self._failing: set[str] = set()  # the chores that the store did not let through
         self.repaired = 0
         self.ended: Counter[str] = Counter()  # how many runs ended in each state, or were handed back or lost
 
@@ -117,11 +118,16 @@ class Worker:
     async def run(self) -> None:
         """Work until told to stop, or until nothing is due if this is a draining worker."""
         self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="onejob")
-        settling = asyncio.create_task(self._forever(self._settle))
+        settling = asyncio.create_task(self._forever(self._settle, self._hurry))
+        settling.add_done_callback(lambda _: self.stop(at_once=True))  # no run without a place for its result
         keeping = [asyncio.create_task(self._every(*chore)) for chore in self._chores()]
         try:
-            await self._forever(self._feed)
+            await self._forever(self._feed, self._stopping)
             await self._finish_runs()
+        except asyncio.CancelledError:
+            self.stop(at_once=True)
+            await self._finish_runs()
+            raise
         finally:
             for chore in keeping:
                 chore.cancel()
@@ -145,8 +151,8 @@ class Worker:
             await asyncio.sleep(seconds)
             await self._patiently(chore)
 
-    async def _forever(self, work: Callable[[], Awaitable[bool]]) -> None:
-        """Repeat `work` until it says False, through outages of the store."""
+    async def _forever(self, work: Callable[[], Awaitable[bool]], enough: asyncio.Event) -> None:
+        """Repeat `work` until it says False, through outages of the store, but not beyond `enough`."""
         pause = 0.1
         while True:
             try:
@@ -160,14 +166,24 @@ class Worker:
                     pause,
                     error,
                 )
-                await asyncio.sleep(pause)
+                if enough.is_set():
+                    return
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(enough.wait(), pause)
                 pause = min(pause * 2, LONGEST_BACKOFF)
 
     async def _patiently(self, chore: Callable[[], Awaitable[None]]) -> None:
+        """Do a chore; what the store refuses is told once, until the chore has gone well again."""
+        name = getattr(chore, "__name__", "chore").lstrip("_")
         try:
             await chore()
+            self._failing.discard(name)
         except StoreError as error:
-            log.warning("worker %s: %s", self.name, error)
+            level = logging.DEBUG if name in self._failing else logging.WARNING
+            self._failing.add(name)
+            log.log(level, "worker %s cannot %s: %s", self.name, name, error)
+        except Exception:
+            log.exception("worker %s cannot %s", self.name, name)
 
     # ── leasing ───────────────────────────────────────────────────────────────────────────────────
 
@@ -206,13 +222,16 @@ class Worker:
 
     async def _pause(self, seen: Any, *, idle: bool) -> None:
         """Wait until a place is free or something may be due."""
-        waiting: list[asyncio.Task[Any]] = [asyncio.create_task(self._wake.wait())]
-        if idle:
-            waiting.append(asyncio.create_task(self.app.store.wait(await self._until_due(), seen)))
-        _, late = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        hint = [self.app.store.wait(await self._until_due(), seen)] if idle else []
+        waiting = [asyncio.create_task(way) for way in (self._wake.wait(), *hint)]
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for task in done:
+            task.result()  # a store that cannot wait does not answer
 
     async def _until_due(self) -> float:
         due = await self.app.store.next_due(self.app.namespace)
@@ -240,7 +259,7 @@ class Worker:
             result = interrupted(run, error)
         del self._runs[run.job.id]
         if run.stopped_for != "lost":
-            self._ended.append((run.job, result))
+            self._ended.append((run, result))
             self._settled.set()
         self._wake.set()
 
@@ -255,28 +274,49 @@ class Worker:
         except Snooze as signal:
             return Snoozed(signal.after)
         except Cancel as signal:
-            return Stopped(str(signal) or "cancelled by its handler")
+            return Stopped(readable(str(signal)) or "cancelled by its handler")
         except Discard as signal:
             return Failed(describe(signal), final=True)
-        except Exception as error:  # noqa: BLE001 - whatever the user's code raises is a result
+        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is a result
             return Failed(describe(error), final=isinstance(error, task.give_up_on), chance=random.random())  # noqa: S311 - jitter
 
     async def _call(self, task: Task[..., Any], run: Run) -> Any:
         args, kwargs = task.signature.restore(run.job.arguments)
         if run.job.timeout is None:
             return await self._invoke(task, args, kwargs)
+        timer = asyncio.timeout(run.job.timeout)
         try:
-            async with asyncio.timeout(run.job.timeout):
+            async with timer:
                 return await self._invoke(task, args, kwargs)
         except TimeoutError:
+            if not timer.expired():  # the handler's own
+                raise
             run.context.stop = True
             raise TimeoutError(f"the run took longer than {run.job.timeout:g} s") from None
 
     async def _invoke(self, task: Task[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         if task.is_async:
             return await task.function(*args, **kwargs)
-        run = partial(contextvars.copy_context().run, task.function, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, run)
+        assert self._threads is not None  # run() has opened it
+        run = partial(contextvars.copy_context().run, caught, task.function, *args, **kwargs)
+        thread = self._threads.submit(run)
+        try:
+            value, error = await asyncio.wrap_future(thread)
+        except asyncio.CancelledError:
+            if not thread.cancel() and not thread.done():
+                self._leave_thread()
+            raise
+        if error is not None:
+            raise error
+        return value
+
+    def _leave_thread(self) -> None:
+        """Open another pool, so that a function which nobody waits for any more takes nobody's place."""
+        assert self._threads is not None  # run() has opened it
+        self._threads.shutdown(wait=False)
+        self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="onejob")
 
     # ── settling ──────────────────────────────────────────────────────────────────────────────────
 
@@ -286,22 +326,28 @@ class Worker:
         self._settled.clear()
         ended, self._ended, self._writing = self._ended, [], True
         try:
-            answers = await self.app.store.apply([self._settlement(job, result) for job, result in ended])
+            answers = await self.app.store.apply([self._settlement(run, result) for run, result in ended])
         except BaseException:
             self._ended = ended + self._ended
             self._settled.set()
             raise
         finally:
             self._writing = False
-        for (job, result), settled in zip(ended, answers, strict=True):
+        for (run, result), settled in zip(ended, answers, strict=True):
             self.ended[ending(result, settled)] += 1
-            tell(job, result, settled)
+            tell(run.job, result, settled)
         self._wake.set()
         return bool(self._runs or self._ended) or not self._stopping.is_set()
 
-    def _settlement(self, job: Job, result: Result) -> Step:
-        act = partial(lifecycle.settle, token=job.token, result=result, merge=self.app.merge)
-        return Step(act, job.id)
+    def _settlement(self, run: Run, result: Result) -> Step:
+        act = partial(
+            lifecycle.settle,
+            token=run.job.token,
+            result=result,
+            merge=self.app.merge,
+            progress=None if run.context.told == run.written else run.context.told,
+        )
+        return Step(act, run.job.id)
 
     async def _finish_runs(self) -> None:
         """Let runs end within the grace time, or until told to hurry; then hand the rest back."""
@@ -337,6 +383,8 @@ class Worker:
 
     async def _renew(self) -> None:
         """Renew every lease; `_watch` stops the runs whose lease is lost."""
+        if not self._runs:
+            return
         runs = list(self._runs.values())
         act = partial(lifecycle.extend, lease=self._lease)
         answers = await self.app.store.apply(
@@ -347,11 +395,13 @@ class Worker:
 
     async def _watch(self) -> None:
         """Stop what has lost its lease or has been cancelled, and write progress."""
+        if not self._runs:
+            return
         runs = list(self._runs.values())
         for run in runs:
             if run.lease_until is None or run.lease_until <= self.app.store.now():
                 self._lose(run)
-        await self._write_progress([run for run in runs if run.context.told != run.written])
+        await self._write_progress([(run, run.context.told) for run in runs])
         for run, job in zip(runs, await self.app.store.get([run.job.id for run in runs]), strict=True):
             if job is not None and job.cancel_requested and run.stopped_for is None:
                 self._interrupt(run, "cancelled")
@@ -362,15 +412,18 @@ class Worker:
             log.warning("job %s was taken over, or its lease ran out; its result is dropped", run.job.id)
             self._interrupt(run, "lost")
 
-    async def _write_progress(self, runs: list[Run]) -> None:
-        steps = []
-        for run in runs:
-            run.written = run.context.told
-            assert run.written is not None
-            steps.append(
-                Step(partial(lifecycle.report, token=run.job.token, progress=run.written), run.job.id)
-            )
-        await self.app.store.apply(steps)
+    async def _write_progress(self, told: list[tuple[Run, bytes | None]]) -> None:
+        news = [(run, progress) for run, progress in told if progress is not None and progress != run.written]
+        if not news:
+            return
+        await self.app.store.apply(
+            [
+                Step(partial(lifecycle.report, token=run.job.token, progress=progress), run.job.id)
+                for run, progress in news
+            ]
+        )
+        for run, progress in news:
+            run.written = progress
 
     async def _sweep(self) -> None:
         rescued, repaired = await self.app.sweep()
@@ -405,10 +458,31 @@ def interrupted(run: Run, error: asyncio.CancelledError) -> Result:
             return HandedBack()
 
 
+def caught(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, BaseException | None]:
+    """Call a plain function; its error comes as a value, for a future carries neither all nor all of it."""
+    try:
+        return function(*args, **kwargs), None
+    except BaseException as error:  # noqa: BLE001 - it is raised where the run is awaited
+        return None, error
+
+
 def describe(error: BaseException) -> dict[str, str]:
     """Write an error down, without the values of variables."""
-    text = "".join(traceback.format_exception(error))
-    return {"type": type(error).__name__, "message": str(error), "traceback": text[-10_000:]}
+    text = readable("".join(traceback.format_exception(error)))
+    return {"type": type(error).__name__, "message": message_of(error), "traceback": text[-10_000:]}
+
+
+def message_of(error: BaseException) -> str:
+    """Read an error's message, even if it cannot say it."""
+    try:
+        return readable(str(error))
+    except Exception:  # noqa: BLE001 - a user's __str__ may raise anything
+        return "<its message cannot be read>"
+
+
+def readable(text: str) -> str:
+    """Spell out what no store can write: halves of surrogate pairs, as file names have."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def ending(result: Result, settled: Job | None) -> str:

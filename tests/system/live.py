@@ -39,8 +39,8 @@ async def reached(app: App, job: Job, *states: State) -> Job:
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
     """Look until something is so."""
     async with asyncio.timeout(PATIENCE):
-        while not await condition():
-            await asyncio.sleep(0.01)  # noqa: ASYNC110 - conditions on a store have no event
+        while not await condition():  # noqa: ASYNC110 - a condition on a store has no event
+            await asyncio.sleep(0.01)
 
 
 async def happens(event: asyncio.Event | threading.Event) -> None:

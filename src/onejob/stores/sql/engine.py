@@ -20,7 +20,7 @@ from onejob.stores.contract import Step
 from onejob.stores.sql import flows
 from onejob.stores.sql.faults import translated, translating
 from onejob.stores.sql.flows import Ask, drive
-from onejob.stores.sql.lane import Lane, Plan
+from onejob.stores.sql.lane import Closed, Lane, Plan
 from onejob.stores.sql.lockfile import LockFile
 from onejob.stores.sql.rows import Row, write_job
 from onejob.stores.sql.schema import SQL, prepare_schema
@@ -41,6 +41,7 @@ class Engine:
         self._synchronous: Synchronous = synchronous
         self._timeout = timeout
         self._clock = clock
+        self._closed = False
         self._absorbing = False  # whether the last request turned out to be a duplicate
         self._mutex = threading.Lock()
         self._reading = threading.Lock()
@@ -86,19 +87,26 @@ class Engine:
 
     def run(self, plan: Plan) -> Any:
         """Run a plan in a transaction of its own, on this thread."""
-        with self._mutex, translating(self._path), self._lock:
+        with self._mutex, translating(self._path), self._opened():
             return self._transact([plan])[0]
 
     def run_one(self, step: Step) -> Any:
         """Run one step the shortest way: a duplicate by reading alone, a new job by one guarded insert."""
         try:
             with self._mutex:
+                lock = self._opened()
                 if self._absorbing and (foreseen := self._foresee(step)) is not None:
                     return foreseen[0]
-                with self._lock:
+                with lock:
                     return self._hope(step) or self._settle_one(step)
         except sqlite3.Error as error:  # `translating` would cost more than all else here
             raise translated(error, self._path) from error
+
+    def _opened(self) -> LockFile:
+        """Give the lock that every write needs, unless the file has been closed meanwhile."""
+        if self._closed:
+            raise Closed
+        return self._lock
 
     def _foresee(self, step: Step) -> list[Any] | None:
         """Answer a step that changes nothing, from one consistent read and without the lock."""
@@ -172,7 +180,9 @@ class Engine:
 
     def data_version(self) -> int:
         """Tell a number that changes when another connection commits."""
-        with self._watching:
+        with self._watching, translating(self._path):
+            if self._closed:
+                raise Closed
             version: int = self._watcher.execute(SQL["data_version"]).fetchone()[0]
             return version
 
@@ -182,6 +192,7 @@ class Engine:
         self._writes.close()
         self._reads.close()
         with self._mutex, self._reading, self._watching:
+            self._closed = True
             self._disconnect()
 
     def suspend(self) -> None:

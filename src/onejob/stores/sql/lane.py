@@ -20,20 +20,29 @@ Entry = tuple[Plan, asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 GROUP = 512  # requests that share one commit at most
 
 
+class Closed(Exception):
+    """The file has been closed meanwhile: open it again."""
+
+
 class Lane:
     """A thread that takes whatever has gathered and runs it together: group commit."""
 
     def __init__(self, run: Callable[[Sequence[Plan]], list[Any]], name: str) -> None:
         self._run = run
         self._queue: SimpleQueue[Entry | None] = SimpleQueue()
+        self._door = threading.Lock()
+        self._closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     async def submit(self, plan: Plan) -> Any:
-        """Await a plan's answer."""
+        """Await a plan's answer; raises Closed if there will be none."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._queue.put((plan, loop, future))
+        with self._door:
+            if self._closed:
+                raise Closed
+            self._queue.put((plan, loop, future))
         return await future
 
     def _work(self) -> None:
@@ -60,7 +69,9 @@ class Lane:
 
     def close(self) -> None:
         """Finish what was submitted, then stop."""
-        self._queue.put(None)
+        with self._door:
+            self._closed = True
+            self._queue.put(None)
         self._thread.join()
 
 

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from onejob.errors import ForeignConnection, StoreError
 from onejob.forks import generation
@@ -28,9 +28,10 @@ from onejob.stores.sql import flows, health
 from onejob.stores.sql.engine import Engine, Synchronous, ask
 from onejob.stores.sql.faults import translated, translating
 from onejob.stores.sql.flows import drive
-from onejob.stores.sql.lane import Plan
+from onejob.stores.sql.lane import Closed, Plan
 from onejob.stores.sql.schema import SCHEMA, script_after
 
+T = TypeVar("T")
 SHORTEST_POLL, LONGEST_POLL = 0.001, 0.005  # seconds between two looks for other processes' commits
 
 GUARANTEES = MappingProxyType(
@@ -88,15 +89,13 @@ class SQLiteStore:
         """Run steps in a commit that they share with whoever else is waiting."""
         if not steps:
             return []
-        answers: list[Any] = await self._open().submit(partial(flows.apply, steps))
+        answers: list[Any] = await self._submit(partial(flows.apply, steps))
         self._bell.ring()
         return answers
 
     def apply_now(self, steps: Sequence[Step]) -> list[Any]:
         """Run steps on the calling thread."""
-        engine = self._open()
-        single = len(steps) == 1
-        answers = [engine.run_one(steps[0])] if single else engine.run(partial(flows.apply, steps))
+        answers: list[Any] = self._use(partial(_apply, steps))
         self._bell.ring()
         return answers
 
@@ -121,16 +120,15 @@ class SQLiteStore:
 
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs; look first, so that an idle worker takes no lock."""
-        engine = self._open()
-        if not await engine.submit(partial(flows.anything_due, wanted.namespace), reads=True):
+        if not await self._read(partial(flows.anything_due, wanted.namespace)):
             return []
-        leased: list[Job] = await engine.submit(partial(flows.lease, wanted))
+        leased: list[Job] = await self._submit(partial(flows.lease, wanted))
         return leased
 
     def tally(self, tallies: Sequence[Tally]) -> None:
         """Add to the counters."""
         if tallies:
-            self._open().run(partial(flows.tally, tallies))
+            self._use(lambda engine: engine.run(partial(flows.tally, tallies)))
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
 
@@ -165,11 +163,11 @@ class SQLiteStore:
         return due
 
     async def _read(self, plan: Plan) -> Any:
-        return await self._open().submit(plan, reads=True)
+        return await self._submit(plan, reads=True)
 
     def pulse(self) -> tuple[int, int]:
         """Note how often this process has changed something, and the version that others' commits change."""
-        return self._bell.rings, self._open().data_version()
+        return self._bell.rings, self._use(Engine.data_version)
 
     async def wait(self, timeout: float, since: tuple[int, int] | None = None) -> None:
         """Wait for a change by this process, or poll for one by another."""
@@ -177,11 +175,27 @@ class SQLiteStore:
         ends = asyncio.get_running_loop().time() + timeout
         pause = SHORTEST_POLL
         while (left := ends - asyncio.get_running_loop().time()) > 0:
-            if self._open().data_version() != version or await self._bell.wait(min(pause, left), rings):
+            if self._use(Engine.data_version) != version or await self._bell.wait(min(pause, left), rings):
                 return
             pause = min(pause * 1.02, LONGEST_POLL)
 
     # ── opening and closing ───────────────────────────────────────────────────────────────────────
+
+    def _use(self, act: Callable[[Engine], T]) -> T:
+        """Use the open file; if it is closed at this moment, the one that is opened next."""
+        while True:
+            try:
+                return act(self._open())
+            except Closed:
+                continue
+
+    async def _submit(self, plan: Plan, *, reads: bool = False) -> Any:
+        """Do the same with a plan, by way of the engine's threads."""
+        while True:
+            try:
+                return await self._open().submit(plan, reads=reads)
+            except Closed:
+                continue
 
     def _open(self) -> Engine:
         engine = self._engine
@@ -219,6 +233,10 @@ class SQLiteStore:
             engine, self._engine = self._engine, None
         if engine is not None and engine.generation == generation():
             await asyncio.to_thread(engine.close)
+
+
+def _apply(steps: Sequence[Step], engine: Engine) -> list[Any]:
+    return [engine.run_one(steps[0])] if len(steps) == 1 else engine.run(partial(flows.apply, steps))
 
 
 # ── the caller's transaction ──────────────────────────────────────────────────────────────────────
