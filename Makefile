@@ -18,7 +18,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.core ## Watch duplicates being absorbed
-	.venv/bin/onejob demo $(ARGS)
+	@.venv/bin/onejob demo $(ARGS)
 
 test: check ## Run the whole gate: static checks, then every suite (ARGS="-k name" narrows it)
 	$(PYTHON) -m pytest -q -n 2 --dist loadfile tests $(ARGS)

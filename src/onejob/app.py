@@ -228,7 +228,7 @@ class App:
         Every call is checked before any is stored. Atomic per key; as a whole with connection=.
         """
         calls = list(calls)
-        requests = _requests(calls)
+        requests = _requests(self, calls)
         if connection is not None:
             return self._dress_all(calls, requests, self._apply_many_now(requests, connection), connection)
         verdicts: list[Any] = []
@@ -239,7 +239,7 @@ class App:
     def enqueue_many_sync(self, calls: Iterable[Call[R]], *, connection: Any = None) -> list[Admission[R]]:
         """Do `enqueue_many` from blocking code."""
         calls = list(calls)
-        requests = _requests(calls)
+        requests = _requests(self, calls)
         return self._dress_all(calls, requests, self._apply_many_now(requests, connection), connection)
 
     def _apply_many_now(self, requests: Sequence[Request], connection: Any) -> list[Any]:
@@ -535,7 +535,12 @@ class _Register:
         raise NotImplementedError
 
 
-def _requests(calls: Sequence[Call[Any]]) -> list[Request]:
+def _requests(app: App, calls: Sequence[Call[Any]]) -> list[Request]:
+    for call in calls:
+        if not isinstance(call, Call):
+            raise InvalidCall(f"{call!r} is no call: write task.call(…).")
+        if call.task.app is not app:
+            raise InvalidCall(f"{call.task.name} belongs to another app: enqueue it there.")
     if any(call.task.connection is not None for call in calls):
         raise InvalidCall("A batch has one transaction: give connection= to enqueue_many, not to its calls.")
     return [call.request() for call in calls]
@@ -581,6 +586,8 @@ def open_store(url: str, admission_timeout: float) -> Store:
 
 
 def _path(url: str, path: str) -> Path:
+    if ":memory:" in path:
+        raise InvalidCall("A SQLite database in memory is not shared by connections: write memory://.")
     if len(path) < 2:  # noqa: PLR2004 - more than the slash
         raise InvalidCall(f"{url!r} names no file: write sqlite:///jobs.db, or sqlite:////var/lib/jobs.db.")
     return Path(path[1:])

@@ -13,6 +13,7 @@ import msgspec
 from onejob.errors import InvalidPolicy
 from onejob.schedule import Duration, duration
 
+LARGEST_FACTOR = 1000
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -60,10 +61,10 @@ class Retry:
         """Turn durations into seconds and refuse what cannot be meant."""
         object.__setattr__(self, "base", duration(self.base).total_seconds())
         object.__setattr__(self, "cap", duration(self.cap).total_seconds())
-        if isinstance(self.attempts, bool) or self.attempts < 1:
+        if type(self.attempts) is not int or not 1 <= self.attempts < 2**31:
             raise InvalidPolicy("Retry(attempts=…) counts all attempts: write 1 to try once, never less.")
-        if self.factor < 1 or not 0 <= self.jitter <= 1:
-            raise InvalidPolicy("Retry needs factor ≥ 1 and 0 ≤ jitter ≤ 1.")
+        if not 1 <= self.factor <= LARGEST_FACTOR or not 0 <= self.jitter <= 1:
+            raise InvalidPolicy(f"Retry needs 1 ≤ factor ≤ {LARGEST_FACTOR} and 0 ≤ jitter ≤ 1.")
 
     @classmethod
     def never(cls) -> Self:
@@ -78,7 +79,7 @@ class Retry:
     def delay(self, failures: int, chance: float = 0.5) -> timedelta:
         """Tell how long to wait after `failures`; `chance` in [0, 1) is spread over ± jitter."""
         base, cap = cast("float", self.base), cast("float", self.cap)
-        seconds = min(base * self.factor ** min(failures, 64), cap)
+        seconds = min(base * self.factor ** min(failures, 64), cap)  # at most 1000^64, which a float holds
         return timedelta(seconds=seconds * (1 + self.jitter * (2 * chance - 1)))
 
 

@@ -14,6 +14,7 @@ Duration = str | float | timedelta
 
 EXAMPLES = '"500ms", "30s", "5m", "1h30m", "2d", "1w", 1.5 (seconds), a timedelta or ISO 8601 such as "PT10M"'
 
+LONGEST = timedelta(days=36_525)  # a time that far ahead can still be written as a date
 MILLISECOND = timedelta(milliseconds=1)
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -41,6 +42,8 @@ def duration(value: Duration) -> timedelta:
         raise InvalidDuration(message) from None  # without the number, which may be too long to print
     if delta < timedelta():
         raise _refusal(value, "is negative")
+    if delta > LONGEST:
+        raise _refusal(value, "is longer than a hundred years")
     return delta
 
 

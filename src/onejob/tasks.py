@@ -49,6 +49,12 @@ class Options:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
+        if self.retry is not None and not isinstance(self.retry, Retry):
+            raise InvalidCall(f"retry={self.retry!r}: write Retry(attempts=…).")
+        if self.meta is not None and not isinstance(self.meta, Mapping):
+            raise InvalidCall(f"meta={self.meta!r}: write a mapping of names to values.")
+        if self.run_at is not None and not isinstance(self.run_at, datetime):
+            raise InvalidCall(f"run_at={self.run_at!r}: write a datetime with a time zone, or use delay=.")
         if self.delay is not None and self.run_at is not None:
             raise InvalidCall("delay= and run_at= both say when: write one of them.")
         if self.run_at is not None and self.run_at.tzinfo is None:
@@ -109,6 +115,7 @@ class Task(Generic[P, R]):
         self.signature = Signature(function)
         self._options = options
         update_wrapper(self, function)
+        check_declaration(self)
         check(self.unique, self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -319,6 +326,30 @@ class Task(Generic[P, R]):
                 f"The key of {self.name} needs meta {missing}: write options(meta={{{missing[0]!r}: …}})."
             )
         return {name: meta[name] for name in names}
+
+
+def check_declaration(task: Task[..., Any]) -> None:
+    """Refuse, when a task is registered, what could only fail later."""
+    function, name = task.function, task.name
+    kinds = task.give_up_on if isinstance(task.give_up_on, tuple) else (task.give_up_on,)
+    if not _is_name(name):
+        raise InvalidPolicy(f"name={name!r}: a task's name is text that is not empty.")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidPolicy(f"{name} is a generator, which has no one result: write a function that returns.")
+    if not _is_name(task.queue):
+        raise InvalidPolicy(f"{name}: queue={task.queue!r}: a queue's name is text that is not empty.")
+    if not isinstance(task.retry, Retry):
+        raise InvalidPolicy(f"{name}: retry={task.retry!r}: write Retry(attempts=…).")
+    if task.timeout == 0:
+        raise InvalidPolicy(f"{name}: timeout=0 leaves no time to run: leave it out for no limit.")
+    if not _is_priority(task.priority):
+        raise InvalidPolicy(f"{name}: priority={task.priority!r}: write a whole number; higher runs sooner.")
+    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+        raise InvalidPolicy(f"{name}: give_up_on={task.give_up_on!r}: write a tuple of exception classes.")
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def version_of(bound: Mapping[str, Any], policy: Unique | None) -> int | None:

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from onejob import lifecycle
 from onejob.context import Context, enter
-from onejob.errors import InvalidPolicy, StoreError, UnknownQueue
+from onejob.errors import InvalidPolicy, SchemaMismatch, StoreError, UnknownQueue
 from onejob.job import Job, State
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
 from onejob.payload import encode
+from onejob.schedule import spell
 from onejob.signals import Cancel, Discard, RetryLater, Snooze
 from onejob.stores.contract import Lease, Step
 
@@ -38,6 +39,7 @@ WATCH_EVERY = 0.5  # seconds between looks for cancellation, and between writes 
 SWEEP_EVERY = 5.0
 PRUNE_EVERY = 3600.0
 LONGEST_BACKOFF = 15.0
+SHORTEST_LEASE = timedelta(milliseconds=10)
 
 Why = Literal["cancelled", "lost", "stopping"]
 
@@ -68,8 +70,10 @@ class Worker:
         drain: bool,
         name: str | None,
     ) -> None:
-        if concurrency < 1:
-            raise InvalidPolicy(f"concurrency={concurrency}: a worker needs at least one place.")
+        if type(concurrency) is not int or concurrency < 1:
+            raise InvalidPolicy(f"concurrency={concurrency!r}: a worker needs at least one place.")
+        if lease < SHORTEST_LEASE:
+            raise InvalidPolicy(f"lease={spell(lease)} is too short to be renewed in time: write 1s or more.")
         self.app = app
         self.name = name or f"{socket.gethostname()}:{os.getpid()}:{random.randrange(16**4):04x}"  # noqa: S311 - a label
         self.concurrency = concurrency
@@ -159,6 +163,8 @@ class Worker:
                 if not await work():
                     return
                 pause = 0.1
+            except SchemaMismatch:  # no waiting will change that
+                raise
             except StoreError as error:
                 log.warning(
                     "worker %s: the store does not answer, trying again in %.1f s: %s",
@@ -326,7 +332,7 @@ class Worker:
         self._settled.clear()
         ended, self._ended, self._writing = self._ended, [], True
         try:
-            answers = await self.app.store.apply([self._settlement(run, result) for run, result in ended])
+            answers = await self._write_results(ended)
         except BaseException:
             self._ended = ended + self._ended
             self._settled.set()
@@ -338,6 +344,21 @@ class Worker:
             tell(run.job, result, settled)
         self._wake.set()
         return bool(self._runs or self._ended) or not self._stopping.is_set()
+
+    async def _write_results(self, ended: list[tuple[Run, Result]]) -> list[Job | None]:
+        """Settle runs together; if one of them cannot be written, each alone, and that one as a failure."""
+        try:
+            return await self.app.store.apply([self._settlement(run, result) for run, result in ended])
+        except (StoreError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            if len(ended) > 1:
+                return [answer for one in ended for answer in await self._write_results([one])]
+            [(run, result)] = ended
+            if isinstance(result, Failed) and result.final:
+                raise
+            log.exception("the result of job %s cannot be written", run.job.id)
+            return await self._write_results([(run, Failed(describe(error), final=True))])
 
     def _settlement(self, run: Run, result: Result) -> Step:
         act = partial(
@@ -439,6 +460,8 @@ def places(app: App, queues: Collection[str] | Mapping[str, int] | None, concurr
     """Tell how many jobs of each queue this worker runs at once."""
     if queues is None:
         return dict.fromkeys(app.queues, concurrency)
+    if isinstance(queues, str):
+        queues = [queues]
     if unknown := sorted(set(queues) - set(app.queues)):
         known = ", ".join(sorted(app.queues))
         raise UnknownQueue(
@@ -469,7 +492,7 @@ def caught(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any
 def describe(error: BaseException) -> dict[str, str]:
     """Write an error down, without the values of variables."""
     text = readable("".join(traceback.format_exception(error)))
-    return {"type": type(error).__name__, "message": message_of(error), "traceback": text[-10_000:]}
+    return {"type": type(error).__name__, "message": message_of(error)[:10_000], "traceback": text[-10_000:]}
 
 
 def message_of(error: BaseException) -> str:

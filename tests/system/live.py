@@ -97,6 +97,7 @@ class Disturbed:
         self._store = store
         self.down = False
         self.refused = 0
+        self.refused_writes = 0
         self.broken: Exception | None = None  # raised by the next write of results
         self.settling = asyncio.Event()  # results have come to be written
         self.may_settle = asyncio.Event()
@@ -116,6 +117,7 @@ class Disturbed:
             await self.may_settle.wait()
             if self.broken is not None:
                 raise self.broken
+        self.refused_writes += self.down
         self._ask()
         return await self._store.apply(steps)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import TextIO
 
 from onejob.demo.checks import Line, total
@@ -18,6 +19,8 @@ class Screen:
 
     def __init__(self, stream: TextIO | None = None, *, silent: bool = False) -> None:
         self._stream = stream or sys.stdout
+        if isinstance(self._stream, TextIOWrapper):
+            self._stream.reconfigure(errors="replace")  # a terminal without ✓ shows a question mark
         self._silent = silent
         self._moves = not silent and self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._colours = self._moves and not os.environ.get("NO_COLOR")

@@ -38,6 +38,11 @@ class translating(contextlib.AbstractContextManager[None]):  # noqa: N801 - read
 def translated(error: sqlite3.Error, path: Path) -> StoreError:
     """Name an error of SQLite in one sentence."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY_SNAPSHOT:
+        return AdmissionBusy(
+            f"Your transaction on {path} began with a read, and somebody has written since: roll it back, "
+            "and begin it with BEGIN IMMEDIATE."
+        )
     if code in BUSY:
         return AdmissionBusy(f"{path} is being written in a transaction that does not end; try again.")
     if code == sqlite3.SQLITE_NOTADB:
