@@ -23,7 +23,7 @@ from bench.measure import LEVELS, Plan, Reading, Synchronous, alternate, at_leas
 from onejob import App, Unique
 from onejob.job import State
 
-CONCURRENCY = 100
+CONCURRENCY = 500
 
 
 def drain(plan: Plan) -> Iterator[Reading]:
