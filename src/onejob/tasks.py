@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from functools import cached_property, update_wrapper
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+import msgspec
+
 from onejob import key
 from onejob.admission import Admission
 from onejob.context import running
@@ -201,8 +203,8 @@ class Task(Generic[P, R]):
     def _with(self, options: Options) -> Task[P, R]:
         copy = object.__new__(Task)
         copy.__dict__.update(self.__dict__)
-        copy.__dict__.pop("policy", None)
-        copy.__dict__.pop("_others", None)
+        for derived in ("policy", "_others", "_template"):
+            copy.__dict__.pop(derived, None)
         copy._options = options
         if options.unique is not None:
             check(policy_of(options.unique), copy)
@@ -226,37 +228,48 @@ class Task(Generic[P, R]):
 
     def request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
         """Bind, encode and key a call; whatever is wrong with it is raised before anything is stored."""
-        options, policy = self._options, self.policy
+        template = self._template
+        policy = template.policy
         bound = self.signature.bind(args, kwargs)
         payload = encode(bound, "The arguments", self.app.max_args)
-        meta = NO_META if options.meta is None else encode(dict(options.meta), "meta=", self.app.max_args)
         hashed = None if policy is None else self.key_of(bound, policy)
-        if policy is not None and hashed is None:
-            policy = None  # the key function said None: not unique this time
-        if policy is not None and policy.wait is not None and (options.delay or options.run_at):
-            raise InvalidCall("wait= says when a debounced job runs: leave delay= and run_at= out.")
         job_id, place = new_id()
         context = running()
-        return Request(
+        return msgspec.structs.replace(
+            template,
             id=job_id,
             place=place,
+            args=payload,
+            payload_digest=fingerprint(payload, template.meta),
+            key=hashed,
+            policy=None if hashed is None else policy,  # a key function may say: not unique this time
+            version=version_of(bound, policy),
+            parent_id=None if context is None else context.job.id,
+            running_chain=None if context is None else context.job.chain_id,
+        )
+
+    @cached_property
+    def _template(self) -> Request:
+        """What every request of this task, with these options, has in common."""
+        options, policy = self._options, self.policy
+        if policy is not None and policy.wait is not None and (options.delay or options.run_at):
+            raise InvalidCall("wait= says when a debounced job runs: leave delay= and run_at= out.")
+        return Request(
+            id="",
+            place=0,
             namespace=self.app.namespace,
             task=self.name,
             queue=self._queue(),
-            args=payload,
-            meta=meta,
-            payload_digest=fingerprint(payload, meta),
+            args=b"",
+            meta=NO_META if options.meta is None else encode(dict(options.meta), "meta=", self.app.max_args),
+            payload_digest=b"",
             priority=self.priority if options.priority is None else options.priority,
             retry=options.retry or self.retry,
             timeout=self.timeout if options.timeout is None else duration(options.timeout).total_seconds(),
             delay=None if options.delay is None else duration(options.delay),
             run_at=options.run_at,
-            key=hashed,
             policy=policy,
-            version=version_of(bound, policy),
             force=options.force,
-            parent_id=None if context is None else context.job.id,
-            running_chain=None if context is None else context.job.chain_id,
         )
 
     def _queue(self) -> str:

@@ -255,6 +255,7 @@ def connect(path: Path, synchronous: Synchronous, timeout: float) -> sqlite3.Con
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {synchronous}")
         connection.execute("PRAGMA cache_size = -65536")
+        connection.execute("PRAGMA mmap_size = 1073741824")  # reading a page costs no system call
         connection.execute("PRAGMA temp_store = MEMORY")
     except BaseException:
         connection.close()
