@@ -19,9 +19,9 @@ MICROSECOND = timedelta(microseconds=1)
 STATES = {state.value: state for state in State}
 
 
-def micros(time: datetime | None) -> int | None:
+def micros(time: datetime) -> int:
     """Write a time as microseconds since 1970."""
-    return None if time is None else (time - EPOCH) // MICROSECOND
+    return (time - EPOCH) // MICROSECOND
 
 
 def instant(time: int | None) -> datetime | None:
@@ -60,17 +60,17 @@ def write_job(job: Job) -> Row:
         job.chain_id,
         job.timeout,
         job.attempt,
-        micros(job.started_at),
-        micros(job.finished_at),
+        job.started_at and micros(job.started_at),
+        job.finished_at and micros(job.finished_at),
         job.key,
         job.held_key,
         job.next_key,
         job.holds,
         job.traits,
         job.within,
-        micros(job.held_at),
-        micros(job.holds_until),
-        micros(job.latest_at),
+        job.held_at and micros(job.held_at),
+        job.holds_until and micros(job.holds_until),
+        job.latest_at and micros(job.latest_at),
         job.version,
         job.chain_index,
         job.parent_id,
@@ -78,7 +78,7 @@ def write_job(job: Job) -> Row:
         job.reason,
         job.token,
         job.worker,
-        micros(job.lease_until),
+        job.lease_until and micros(job.lease_until),
         job.cancel_requested,
         job.errors,
         job.result,
@@ -98,19 +98,19 @@ def write_changes(job: Job) -> Row:
         job.meta,
         job.payload_digest,
         job.attempt,
-        micros(job.started_at),
-        micros(job.finished_at),
+        job.started_at and micros(job.started_at),
+        job.finished_at and micros(job.finished_at),
         job.held_key,
         job.next_key,
         job.traits,
-        micros(job.held_at),
-        micros(job.holds_until),
+        job.held_at and micros(job.held_at),
+        job.holds_until and micros(job.holds_until),
         job.version,
         job.superseded_by,
         job.reason,
         job.token,
         job.worker,
-        micros(job.lease_until),
+        job.lease_until and micros(job.lease_until),
         job.cancel_requested,
         job.errors,
         job.result,
@@ -124,10 +124,10 @@ def write_start(job: Job) -> Row:
     return (
         job.state.value,
         job.attempt,
-        micros(job.started_at),
+        job.started_at and micros(job.started_at),
         job.token,
         job.worker,
-        micros(job.lease_until),
+        job.lease_until and micros(job.lease_until),
         job.id,
     )
 
@@ -136,11 +136,11 @@ def write_end(job: Job) -> Row:
     """Make the row of what the end of a run changes, the id last."""
     return (
         job.state.value,
-        micros(job.finished_at),
+        job.finished_at and micros(job.finished_at),
         job.held_key,
         job.reason,
         job.worker,
-        micros(job.lease_until),
+        job.lease_until and micros(job.lease_until),
         job.result,
         job.id,
     )

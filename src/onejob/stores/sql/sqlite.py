@@ -95,9 +95,13 @@ class SQLiteStore:
 
     def apply_now(self, steps: Sequence[Step]) -> list[Any]:
         """Run steps on the calling thread."""
-        answers: list[Any] = self._use(partial(_apply, steps))
-        self._bell.ring()
-        return answers
+        while True:
+            try:
+                answers = _apply(steps, self._open())
+            except Closed:  # in between: the next one is open
+                continue
+            self._bell.ring()
+            return answers
 
     def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
         """Run steps inside the caller's transaction, on the caller's connection and thread."""
