@@ -450,7 +450,9 @@ class Worker:
         rescued, repaired = await self.app.sweep()
         self.repaired += repaired
         if rescued or repaired:
-            log.warning("worker %s: took back %d jobs, repaired %d successors", self.name, rescued, repaired)
+            log.warning(
+                "worker %s: jobs taken back: %d, successors repaired: %d", self.name, rescued, repaired
+            )
 
     async def _prune(self) -> None:
         await self.app.prune()

@@ -173,7 +173,7 @@ def test_a_request_goes_in_and_comes_out() -> None:
     assert "The same work is already available; the policy keeps it." in kept.stdout
     assert worked.returncode == 0, worked.stderr
     assert re.search(
-        r"Worker \S+ runs 10 tasks from sqlite:///jobs.db, queues default:8, embeddings:8.", worked.stdout
+        r"Worker \S+ runs 10 tasks from sqlite:///jobs.db, queues default:8, embeddings:1.", worked.stdout
     )
     assert re.search(r"Worker \S+ stopped after \S+ and 1 run: 1 completed.", worked.stdout)
     assert "completed" in listed.stdout

@@ -58,7 +58,9 @@ def frees(job: Job) -> str:
     held = unmask(job.holds)
     if "active" not in held:
         return "at its start"
-    return "at its end" if not held & TERMINAL else "if it fails" if "discarded" not in held else "never"
+    if not held & TERMINAL:
+        return "at its end"
+    return "never" if job.is_terminal or "discarded" in held else "if it fails"
 
 
 @app_command(example="onejob release shop:app 01990c3e-5c1f-7000-8a55-3f1c6e0d9b42")
