@@ -58,7 +58,7 @@ def library(*, affected: bool) -> Finding:
         return Finding("library", "fail", message, "Upgrade SQLite to 3.51.3 or newer.")
     message = (
         f"{version} has the WAL-reset bug; onejob keeps clear of it: one advisory lock around every write "
-        "and checkpoint, no auto-checkpoint."
+        "and checkpoint of its own."
     )
     advice = (
         "Let no other program checkpoint this file, or upgrade SQLite to 3.51.3 (or 3.50.7, 3.44.6) or newer."
