@@ -43,7 +43,6 @@ R = TypeVar("R")
 log = logging.getLogger("onejob")
 
 BATCH = 2000  # calls that share one commit at most
-ABSORBED = DEDUPLICATED
 RETENTION: Mapping[State, Duration] = {
     State.COMPLETED: "7d",
     State.CANCELLED: "7d",
@@ -65,6 +64,11 @@ class Explanation:
     successor: Job | None
     frees_at: datetime | None
     absorbed: int
+
+    @property
+    def deduplicated(self) -> bool:
+        """Whether another request's job would stand for this one."""
+        return self.outcome in DEDUPLICATED
 
 
 @dataclass(frozen=True)
@@ -204,7 +208,7 @@ class App:
     ) -> Admission[R]:
         if isinstance(verdict, OnejobError):
             raise verdict
-        if verdict.outcome in ABSORBED or verdict.shadow is not None:
+        if verdict.outcome in DEDUPLICATED or verdict.shadow is not None:
             self._count(request, verdict, connection)
         return Admission(self, verdict, task.signature.returns)
 

@@ -25,7 +25,6 @@ OnejobError
 │   ├── ResultGone
 │   ├── NotCovered
 │   └── WouldDeadlock
-├── LeaseLost                another worker owns the job now
 ├── NoCurrentJob
 └── ContinuationError
 """
@@ -147,10 +146,6 @@ class NotCovered(ResultError):
 
 class WouldDeadlock(ResultError):
     """This job runs only after the present one ends, so awaiting it here would never return."""
-
-
-class LeaseLost(OnejobError):
-    """Another worker owns this job now; nothing was written."""
 
 
 class NoCurrentJob(OnejobError, RuntimeError):

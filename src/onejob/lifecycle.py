@@ -124,18 +124,17 @@ def owned(job: Job | None, token: int) -> bool:
 # ── leaving: every exit decides the hold and promotes the successor ───────────────────────────────
 
 
-def leave(view: View, ended: Job, answer: Any = None, *, not_before: datetime | None = None) -> Changes:
+def leave(view: View, ended: Job) -> Changes:
     """Free or keep the hold of a job that ends, and let its successor in, in the same step."""
     if ended.held_key is None:
         updates: tuple[Job, ...] = (alter(ended, next_key=None),)
     elif view.successor is not None:
-        promoted = promote(view.successor, view.now, not_before=not_before)
-        updates = (alter(ended, held_key=None), promoted)
+        updates = (alter(ended, held_key=None), promote(view.successor, view.now))
     elif ended.holds >> ORDINAL[ended.state] & 1 and not ended.is_superseded:
         updates = (ended,)
     else:
         updates = (alter(ended, held_key=None),)
-    return Changes(answer=answer or updates[0], updates=updates, mark=voided(view.mark, ended))
+    return Changes(answer=updates[0], updates=updates, mark=voided(view.mark, ended))
 
 
 def voided(mark: Mark | None, ended: Job) -> Mark | None:
@@ -179,6 +178,11 @@ def start(view: View, *, worker: str, lease: timedelta) -> Changes:
     )
     promoted = (promote(view.successor, view.now),) if releases and job.held_key and view.successor else ()
     return Changes(answer=running, updates=(running, *promoted))
+
+
+def rank(job: Job) -> tuple[int, datetime, int, str]:
+    """Order due jobs: priority, then time, then place. Statements that sort must sort like this."""
+    return (-job.priority, job.run_at, job.place, job.id)
 
 
 def mature(view: View) -> Changes:

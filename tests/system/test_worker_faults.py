@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from onejob import App, Job, Retry, State, Unique, current
-from onejob.stores.contract import Lease, Store
+from onejob.errors import JobFailed
+from onejob.lifecycle import Completed
+from onejob.stores.contract import Lease, Step, Store
 from tests.system.live import PATIENCE, STORES, Act, Disturbed, eventually, happens, open_store, reached
 
 LEASE = "1s"
@@ -417,6 +420,38 @@ async def test_a_worker_that_cannot_write_results_does_not_go_on(app: App, store
     with pytest.raises(ZeroDivisionError, match="a bug"):
         await running
     assert ran == [1]
+
+
+async def test_a_result_that_cannot_be_written_ends_its_own_job_and_no_other(
+    app: App, store: Disturbed
+) -> None:
+    """One poisonous result must not keep the others from being written."""
+    poison: set[str] = set()
+    apply = store.apply
+
+    async def choking(steps: Sequence[Step]) -> list[Any]:
+        for step in steps:
+            result = step.act.keywords.get("result") if isinstance(step.act, partial) else None
+            if step.job_id in poison and isinstance(result, Completed):
+                raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no such letter")
+        return await apply(steps)
+
+    store.apply = choking  # type: ignore[method-assign]
+
+    @app.task
+    async def work(number: int) -> int:
+        return number
+
+    store.may_settle.clear()  # so that all three results are written together
+    admissions = [await work.enqueue(number) for number in range(3)]
+    poison.add(admissions[1].job.id)
+    async with app.worker():
+        await happens(store.settling)
+        store.may_settle.set()
+        assert [await admissions[number].result(PATIENCE) for number in (0, 2)] == [0, 2]
+        with pytest.raises(JobFailed, match="no such letter"):
+            await admissions[1].result(PATIENCE)
+    assert (await app.job(admissions[1].job.id)).state is State.DISCARDED
 
 
 async def test_an_idle_worker_writes_nothing(app: App, store: Disturbed) -> None:

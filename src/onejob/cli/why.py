@@ -17,8 +17,6 @@ from onejob.cli.story import tell
 if TYPE_CHECKING:
     from onejob import App, Explanation, Job
 
-ABSORBED = {"kept", "updated", "rerun", "rejected", "stale"}
-
 
 @app_command(example="""onejob why shop:app sync_user --args '{"user_id": 42}'""")
 @click.argument("what", metavar="TASK|ID")
@@ -56,7 +54,7 @@ def words(pairs: Sequence[Pair], given: dict[str, Any] | None) -> list[str]:
 
 def ways_to_run(explanation: Explanation, place: str, call: Sequence[str]) -> list[str]:
     """Tell which commands would make the call run now, if it would not."""
-    if explanation.outcome not in ABSORBED:
+    if not explanation.deduplicated:
         return []
     ways = [shlex.join(["onejob", "enqueue", place, *call, "--force"])]
     if explanation.holder is not None:

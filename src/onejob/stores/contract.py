@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -109,6 +109,11 @@ class Finding:
     level: Level
     message: str
     advice: str = ""
+
+
+def utcnow() -> datetime:
+    """Read this machine's clock, which is the store's unless a test says otherwise."""
+    return datetime.now(UTC)
 
 
 class Store(Protocol):

@@ -5,23 +5,18 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 from onejob.errors import ForeignConnection
 from onejob.job import Changes, Job, State, View
-from onejob.lifecycle import mature, start
+from onejob.lifecycle import mature, rank, start
 from onejob.stores.bell import Bell
 from onejob.stores.book import Book
-from onejob.stores.contract import Counts, Filter, Finding, Guarantees, Lease, Schema, Step, Tally
+from onejob.stores.contract import Counts, Filter, Finding, Guarantees, Lease, Schema, Step, Tally, utcnow
 
 TIMED = {State.SCHEDULED, State.RETRYABLE}
-
-
-def utcnow() -> datetime:
-    """Read this machine's clock."""
-    return datetime.now(UTC)
 
 
 class MemoryStore:
@@ -176,11 +171,6 @@ class MemoryStore:
 
     async def close(self) -> None:
         """Do nothing: there is nothing to let go of."""
-
-
-def rank(job: Job) -> tuple[int, datetime, int, str]:
-    """Order due jobs: priority, then time, then place."""
-    return (-job.priority, job.run_at, job.place, job.id)
 
 
 def matches(job: Job, wanted: Filter) -> bool:

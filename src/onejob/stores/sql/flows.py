@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from onejob.job import Changes, Job, State, Trait, View
-from onejob.lifecycle import mature, start
+from onejob.lifecycle import mature, rank, start
 from onejob.stores.book import Book
 from onejob.stores.contract import Counts, Filter, Lease, Step, Tally
 from onejob.stores.sql.rows import (
@@ -190,11 +190,6 @@ def room_in(queue: str, wanted: Lease, started: Sequence[Job]) -> Flow[int]:
         [[active]] = yield Ask("active_in_queue", (wanted.namespace, queue))
         room = min(room, wanted.limits[queue] - active)
     return room
-
-
-def rank(job: Job) -> tuple[int, datetime, int, str]:
-    """Order due jobs: priority, then time, then place."""
-    return (-job.priority, job.run_at, job.place, job.id)
 
 
 def begin(candidates: Sequence[Job], wanted: Lease, now: datetime) -> Flow[list[Job]]:

@@ -13,7 +13,7 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from onejob.errors import ForeignConnection, StoreError
 from onejob.forks import generation
 from onejob.job import Job, View
 from onejob.stores.bell import Bell
-from onejob.stores.contract import Counts, Filter, Finding, Guarantees, Lease, Schema, Step, Tally
+from onejob.stores.contract import Counts, Filter, Finding, Guarantees, Lease, Schema, Step, Tally, utcnow
 from onejob.stores.sql import flows, health
 from onejob.stores.sql.engine import Engine, Synchronous, ask
 from onejob.stores.sql.faults import translated, translating
@@ -49,11 +49,6 @@ GUARANTEES = MappingProxyType(
         )
     }
 )
-
-
-def utcnow() -> datetime:
-    """Read this machine's clock."""
-    return datetime.now(UTC)
 
 
 def may_corrupt(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> bool:
