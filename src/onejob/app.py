@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -159,8 +159,7 @@ class App:
 
     def check_strength(self, task: str, policy: Unique) -> None:
         """Refuse a task that demands more than the store declares."""
-        declared = self.store.guarantees
-        if policy.strength == "strong" and declared.strength != "strong":
+        if policy.strength == "strong" and (declared := self.store.guarantees).strength != "strong":
             raise WeakStore(
                 f"{task} demands strength='strong', but the {declared.store} store declares "
                 f"{declared.strength!r}: choose another store, or leave strength out."
@@ -183,48 +182,48 @@ class App:
     async def admit(self, task: Task[..., R], request: Request, connection: Any = None) -> Admission[R]:
         """Settle one request and count it."""
         if connection is not None:
-            return self.admit_now(task, request, connection)
-        [verdict] = await self.store.apply([admission_step(request)])
-        return self._admitted(task, request, verdict)
+            [verdict] = await self._apply_within(connection, [request])
+        else:
+            [verdict] = self._counted([request], await self.store.apply([admission_step(request)]))
+        return self._admitted(task, verdict)
 
     def admit_now(self, task: Task[..., R], request: Request, connection: Any = None) -> Admission[R]:
-        """Settle one request from blocking code, or inside the caller's transaction."""
-        if connection is None:
-            [verdict] = self.store.apply_now([admission_step(request)])
+        """Settle one request from blocking code."""
+        if connection is not None:
+            [verdict] = self._apply_within_now(connection, [request])
         else:
-            [verdict] = self.store.apply_within(connection, [admission_step(request)])
-        return self._admitted(task, request, verdict, connection)
+            [verdict] = self._counted([request], self.store.apply_now([admission_step(request)]))
+        return self._admitted(task, verdict)
 
-    def _admitted(
-        self, task: Task[..., R], request: Request, verdict: Verdict | OnejobError, connection: Any = None
-    ) -> Admission[R]:
-        admission = self._dress(task, request, verdict, connection)
+    def _admitted(self, task: Task[..., R], verdict: Verdict | OnejobError) -> Admission[R]:
+        admission = self._dress(task, verdict)
         if admission.outcome is Outcome.REJECTED:
             raise refused(admission)
         return admission
 
-    def _dress(
-        self, task: Task[..., R], request: Request, verdict: Verdict | OnejobError, connection: Any = None
-    ) -> Admission[R]:
+    def _dress(self, task: Task[..., R], verdict: Verdict | OnejobError) -> Admission[R]:
         if isinstance(verdict, OnejobError):
             raise verdict
-        if verdict.outcome in DEDUPLICATED or verdict.shadow is not None:
-            self._count(request, verdict, connection)
         return Admission(self, verdict, task.signature.returns)
 
-    def _count(self, request: Request, verdict: Verdict, connection: Any) -> None:
-        outcome = str(verdict.outcome) if verdict.shadow is None else f"shadow:{verdict.shadow}"
-        standing = verdict.job if verdict.shadow is None or verdict.holder is None else verdict.holder
-        if request.key is not None and log.isEnabledFor(logging.DEBUG):
-            log.debug(
-                "%s %s: key %s is held by job %s", outcome, request.task, request.key.hex(), standing.id
-            )
-        if connection is None:
-            self.ledger.count(request.namespace, request.task, outcome, standing.id)
-        else:
-            self.store.tally_within(
-                connection, [Tally(request.namespace, request.task, outcome, standing.id, 1)]
-            )
+    def _counted(self, requests: Sequence[Request], verdicts: list[Any]) -> list[Any]:
+        """Count what was absorbed, to be written down soon."""
+        for tally in tallies_of(requests, verdicts):
+            self.ledger.count(tally)
+        return verdicts
+
+    async def _apply_within(self, connection: Any, requests: Sequence[Request]) -> list[Any]:
+        """Settle requests in the caller's transaction and count what was absorbed there too."""
+        verdicts = await self.store.apply_within(connection, [admission_step(r) for r in requests])
+        if tallies := tallies_of(requests, verdicts):
+            await self.store.tally_within(connection, tallies)
+        return verdicts
+
+    def _apply_within_now(self, connection: Any, requests: Sequence[Request]) -> list[Any]:
+        verdicts = self.store.apply_within_now(connection, [admission_step(r) for r in requests])
+        if tallies := tallies_of(requests, verdicts):
+            self.store.tally_within_now(connection, tallies)
+        return verdicts
 
     async def enqueue_many(self, calls: Iterable[Call[R]], *, connection: Any = None) -> list[Admission[R]]:
         """Enqueue calls in order and answer each in its place; a rejected duplicate is an outcome here.
@@ -234,36 +233,25 @@ class App:
         calls = list(calls)
         requests = _requests(self, calls)
         if connection is not None:
-            return self._dress_all(calls, requests, self._apply_many_now(requests, connection), connection)
+            return self._dress_all(calls, await self._apply_within(connection, requests))
         verdicts: list[Any] = []
-        for start in range(0, len(requests), BATCH):
-            verdicts += await self.store.apply([admission_step(r) for r in requests[start : start + BATCH]])
-        return self._dress_all(calls, requests, verdicts)
+        for batch in batches(requests):
+            verdicts += self._counted(batch, await self.store.apply([admission_step(r) for r in batch]))
+        return self._dress_all(calls, verdicts)
 
     def enqueue_many_sync(self, calls: Iterable[Call[R]], *, connection: Any = None) -> list[Admission[R]]:
         """Do `enqueue_many` from blocking code."""
         calls = list(calls)
         requests = _requests(self, calls)
-        return self._dress_all(calls, requests, self._apply_many_now(requests, connection), connection)
-
-    def _apply_many_now(self, requests: Sequence[Request], connection: Any) -> list[Any]:
-        steps = [admission_step(request) for request in requests]
         if connection is not None:
-            return self.store.apply_within(connection, steps)
-        batches = (steps[start : start + BATCH] for start in range(0, len(steps), BATCH))
-        return [verdict for batch in batches for verdict in self.store.apply_now(batch)]
+            return self._dress_all(calls, self._apply_within_now(connection, requests))
+        verdicts: list[Any] = []
+        for batch in batches(requests):
+            verdicts += self._counted(batch, self.store.apply_now([admission_step(r) for r in batch]))
+        return self._dress_all(calls, verdicts)
 
-    def _dress_all(
-        self,
-        calls: Sequence[Call[R]],
-        requests: Sequence[Request],
-        verdicts: Sequence[Any],
-        connection: Any = None,
-    ) -> list[Admission[R]]:
-        return [
-            self._dress(call.task, request, verdict, connection)
-            for call, request, verdict in zip(calls, requests, verdicts, strict=True)
-        ]
+    def _dress_all(self, calls: Sequence[Call[R]], verdicts: Sequence[Any]) -> list[Admission[R]]:
+        return [self._dress(call.task, verdict) for call, verdict in zip(calls, verdicts, strict=True)]
 
     async def standing(self, key: str | bytes) -> View:
         """Show who holds a key, and who waits behind."""
@@ -559,6 +547,29 @@ def refused(admission: Admission[Any]) -> OnejobError:
             return MergeFailed(admission.reason)
         case _:
             return Duplicate(admission)
+
+
+def batches(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
+    """Part a long list of requests into what one commit takes."""
+    return (requests[start : start + BATCH] for start in range(0, len(requests), BATCH))
+
+
+def tallies_of(requests: Sequence[Request], verdicts: Sequence[Any]) -> list[Tally]:
+    """Tell which requests made no job of their own, or would not have but for shadow."""
+    return [
+        tally_of(request, verdict)
+        for request, verdict in zip(requests, verdicts, strict=True)
+        if isinstance(verdict, Verdict) and (verdict.outcome in DEDUPLICATED or verdict.shadow is not None)
+    ]
+
+
+def tally_of(request: Request, verdict: Verdict) -> Tally:
+    """Count one absorbed request, and say so in the log for those who listen."""
+    outcome = str(verdict.outcome) if verdict.shadow is None else f"shadow:{verdict.shadow}"
+    standing = verdict.job if verdict.shadow is None or verdict.holder is None else verdict.holder
+    if request.key is not None and log.isEnabledFor(logging.DEBUG):
+        log.debug("%s %s: key %s is held by job %s", outcome, request.task, request.key.hex(), standing.id)
+    return Tally(request.namespace, request.task, outcome, standing.id, 1)
 
 
 def admission_step(request: Request) -> Step:

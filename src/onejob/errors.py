@@ -14,6 +14,7 @@ OnejobError
 │   └── PayloadMismatch      on_mismatch="error" met a holder with another payload
 ├── StoreError
 │   ├── AdmissionBusy        the key's holder is in a transaction that is still open
+│   ├── TransactionConflict  your transaction met another one's writes: roll it back and run it again
 │   ├── StoreUnavailable     disk full, read-only file, lost connection
 │   ├── SchemaMismatch       not our database, or one from a newer version
 │   ├── ForeignConnection    connection= belongs to another database
@@ -102,6 +103,10 @@ class StoreError(OnejobError):
 
 class AdmissionBusy(StoreError):
     """The key is being admitted in a transaction that is still open; try again."""
+
+
+class TransactionConflict(StoreError):
+    """Your transaction met what another one wrote meanwhile: roll it back and run it again."""
 
 
 class StoreUnavailable(StoreError):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from onejob import lifecycle
 from onejob.context import Context, enter
-from onejob.errors import InvalidPolicy, SchemaMismatch, StoreError, UnknownQueue
+from onejob.errors import AdmissionBusy, InvalidPolicy, SchemaMismatch, StoreError, UnknownQueue
 from onejob.job import Job, State
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
 from onejob.payload import encode
@@ -339,13 +339,18 @@ class Worker:
             raise
         finally:
             self._writing = False
+        busy = [one for one, answer in zip(ended, answers, strict=True) if isinstance(answer, AdmissionBusy)]
         for (run, result), settled in zip(ended, answers, strict=True):
-            self.ended[ending(result, settled)] += 1
-            tell(run.job, result, settled)
+            if not isinstance(settled, AdmissionBusy):
+                self.ended[ending(result, settled)] += 1
+                tell(run.job, result, settled)
+        if busy:  # somebody's open transaction relies on these jobs
+            self._ended = busy + self._ended
+            self._settled.set()
         self._wake.set()
         return bool(self._runs or self._ended) or not self._stopping.is_set()
 
-    async def _write_results(self, ended: list[tuple[Run, Result]]) -> list[Job | None]:
+    async def _write_results(self, ended: list[tuple[Run, Result]]) -> list[Job | AdmissionBusy | None]:
         """Settle runs together; if one of them cannot be written, each alone, and that one as a failure."""
         try:
             return await self.app.store.apply([self._settlement(run, result) for run, result in ended])
@@ -403,16 +408,17 @@ class Worker:
     # ── chores ────────────────────────────────────────────────────────────────────────────────────
 
     async def _renew(self) -> None:
-        """Renew every lease; `_watch` stops the runs whose lease is lost."""
-        if not self._runs:
+        """Renew every lease, also of runs whose result is not written yet; `_watch` stops those that lost it."""
+        runs = [*self._runs.values(), *(run for run, _ in self._ended)]
+        if not runs:
             return
-        runs = list(self._runs.values())
         act = partial(lifecycle.extend, lease=self._lease)
         answers = await self.app.store.apply(
-            [Step(partial(act, token=run.job.token), run.job.id) for run in runs]
+            [Step(partial(act, token=run.job.token), run.job.id, alone=True) for run in runs]
         )
         for run, renewed in zip(runs, answers, strict=True):
-            run.lease_until = renewed.lease_until if renewed is not None else None
+            if not isinstance(renewed, AdmissionBusy):
+                run.lease_until = renewed.lease_until if renewed is not None else None
 
     async def _watch(self) -> None:
         """Stop what has lost its lease or has been cancelled, and write progress."""
@@ -437,12 +443,8 @@ class Worker:
         news = [(run, progress) for run, progress in told if progress is not None and progress != run.written]
         if not news:
             return
-        await self.app.store.apply(
-            [
-                Step(partial(lifecycle.report, token=run.job.token, progress=progress), run.job.id)
-                for run, progress in news
-            ]
-        )
+        acts = [(partial(lifecycle.report, token=r.job.token, progress=told), r.job.id) for r, told in news]
+        await self.app.store.apply([Step(act, job_id, alone=True) for act, job_id in acts])
         for run, progress in news:
             run.written = progress
 

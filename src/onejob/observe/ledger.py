@@ -27,12 +27,12 @@ class Ledger:
         self._timer: threading.Timer | None = None
         self._generation = generation()
 
-    def count(self, namespace: str, task: str, outcome: str, job_id: str) -> None:
+    def count(self, one: Tally) -> None:
         """Count one; a timer writes it down."""
         with self._lock:
             if self._generation != generation():  # the counts from before the fork are the parent's to write
                 self._counts, self._timer, self._generation = Counter(), None, generation()
-            self._counts[(namespace, task, outcome, job_id)] += 1
+            self._counts[(one.namespace, one.task, one.outcome, one.job_id)] += one.count
             if self._timer is None:
                 self._timer = threading.Timer(FLUSH_AFTER, self.flush)
                 self._timer.daemon = True

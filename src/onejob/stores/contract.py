@@ -26,6 +26,7 @@ class Step(msgspec.Struct, frozen=True):
     job_id: str | None = None
     key: bytes | None = None
     marks: bool = True  # whether the key's mark must be shown
+    alone: bool = False  # whether the act concerns the job only: nobody who stands for its key must be shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,17 +128,22 @@ class Store(Protocol):
         """Run steps in order; answer each with its Changes' answer, or with the exception its act raised.
 
         Each step is atomic and durable when this returns; the batch is not one transaction. Two callers
-        never see the same key or job at once: the second sees what the first wrote.
+        never see the same key or job at once: the second sees what the first wrote. A step that somebody
+        else's open transaction keeps waiting for too long is answered with AdmissionBusy.
         """
 
     def apply_now(self, steps: Sequence[Step]) -> list[Any]:
         """Do the same from blocking code, on the calling thread."""
 
-    def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
+    async def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
         """Do the same inside the caller's open transaction: all of it stands or falls with that.
 
-        Raises ForeignConnection, or AdmissionBusy when another transaction does not end in time.
+        Raises ForeignConnection, AdmissionBusy when another transaction does not end in time, or
+        TransactionConflict when the caller's own must be begun again.
         """
+
+    def apply_within_now(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
+        """Do the same from blocking code."""
 
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs, highest priority and oldest first, each given to one caller only.
@@ -160,8 +166,11 @@ class Store(Protocol):
     def tally(self, tallies: Sequence[Tally]) -> None:
         """Add to the counters of absorbed requests, on the calling thread."""
 
-    def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
+    async def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
         """Do the same inside the caller's transaction, so that a rollback takes the count back."""
+
+    def tally_within_now(self, connection: Any, tallies: Sequence[Tally]) -> None:
+        """Do the same from blocking code."""
 
     async def tallies(self, namespace: str) -> list[Tally]:
         """Read the counters of absorbed requests."""

@@ -49,9 +49,13 @@ class MemoryStore:
         """Run steps in order under the lock."""
         return self.apply_now(steps)
 
-    def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:  # noqa: ARG002 - the contract's
+    def apply_within_now(self, connection: Any, steps: Sequence[Step]) -> list[Any]:  # noqa: ARG002 - the contract's
         """Refuse: there is no transaction to join."""
         raise ForeignConnection("The memory store has no transactions: leave connection= out.")
+
+    async def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
+        """Refuse: there is no transaction to join."""
+        return self.apply_within_now(connection, steps)
 
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs, best first."""
@@ -118,9 +122,11 @@ class MemoryStore:
             jobs = self._select(lambda job: job.namespace == namespace)
         return count(jobs)
 
-    def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:  # noqa: ARG002 - the contract's
-        """Refuse: there is no transaction to join."""
-        raise ForeignConnection("The memory store has no transactions: leave connection= out.")
+    def tally_within_now(self, connection: Any, tallies: Sequence[Tally]) -> None:
+        """Do nothing: there was no transaction to join."""
+
+    async def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
+        """Do nothing: there was no transaction to join."""
 
     def tally(self, tallies: Sequence[Tally]) -> None:
         """Add to the counters."""

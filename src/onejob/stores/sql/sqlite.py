@@ -98,15 +98,22 @@ class SQLiteStore:
             self._bell.ring()
             return answers
 
-    def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
+    def apply_within_now(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
         """Run steps inside the caller's transaction, on the caller's connection and thread."""
         answers: list[Any] = self._within(connection, partial(flows.apply, steps))
         return answers
 
-    def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
+    async def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
+        """Do the same: a sqlite3 connection is the thread's that opened it."""
+        return self.apply_within_now(connection, steps)
+
+    def tally_within_now(self, connection: Any, tallies: Sequence[Tally]) -> None:
         """Count inside the caller's transaction, so that a rollback takes the count back."""
-        if tallies:
-            self._within(connection, partial(flows.tally, tallies))
+        self._within(connection, partial(flows.tally, tallies))
+
+    async def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
+        """Do the same: a sqlite3 connection is the thread's that opened it."""
+        self.tally_within_now(connection, tallies)
 
     def _within(self, connection: Any, plan: Plan) -> Any:
         self._open()  # the schema must be there
