@@ -154,12 +154,17 @@ def write(ledger: Ledger) -> Flow[None]:
 def lease(wanted: Lease, now: datetime) -> Flow[list[Job]]:
     """Make due jobs available, then start the best of them."""
     yield from ripen(now)
+    return (yield from start_best(wanted, partial(begin, wanted=wanted, now=now)))
+
+
+def start_best(wanted: Lease, begin: Callable[[Sequence[Job]], Flow[list[Job]]]) -> Flow[list[Job]]:
+    """Start the best of what is due, until there is no room or nothing left."""
     started: list[Job] = []
     while len(started) < wanted.total:
         candidates = yield from due(wanted, started)
         if not candidates:
             break
-        started += yield from begin(candidates, wanted, now)
+        started += yield from begin(candidates)
     return started
 
 
@@ -203,15 +208,23 @@ def begin(candidates: Sequence[Job], wanted: Lease, now: datetime) -> Flow[list[
     fenced = [job.key for job in candidates if job.key is not None and may_let_go(job)]
     yield from load_keys(book, fenced)
     yield from load_marks(book, fenced)
+    started = start_in(book, candidates, wanted, now, partial(enter, book, ledger))
+    yield from write(ledger)
+    return started
+
+
+def start_in(
+    book: Book, candidates: Sequence[Job], wanted: Lease, now: datetime, record: Callable[[Changes], None]
+) -> list[Job]:
+    """Start candidates in the book, best first, up to one that lets its successor in."""
     act = partial(start, worker=wanted.worker, lease=wanted.duration)
     started: list[Job] = []
     for job in candidates:
         waiting = len(book.nexts)
-        leased = book.run(Step(act, job.id), now, partial(enter, book, ledger))
+        leased = book.run(Step(act, job.id), now, record)
         started.extend([leased] if leased is not None else [])
         if leased is None or len(book.nexts) < waiting:
             break
-    yield from write(ledger)
     return started
 
 
@@ -233,11 +246,9 @@ def look(key: bytes, now: datetime) -> Flow[View]:
 
 def get(ids: Sequence[str]) -> Flow[list[Job | None]]:
     """Read jobs by id."""
-    found: list[Job | None] = []
-    for job_id in ids:
-        rows = yield Ask("job", (job_id,))
-        found.append(read_job(rows[0]) if rows else None)
-    return found
+    book = Book()
+    yield from load_jobs(book, set(ids))
+    return [book.jobs.get(job_id) for job_id in ids]
 
 
 def find(wanted: Filter) -> Flow[list[Job]]:

@@ -17,6 +17,7 @@ Row = Sequence[Any]
 
 MICROSECOND = timedelta(microseconds=1)
 STATES = {state.value: state for state in State}
+COLUMNS = len(Job.__struct_fields__)
 
 
 def micros(time: datetime) -> int:
@@ -165,9 +166,12 @@ def revision(old: Job | None, new: Job) -> tuple[str, Row]:
 
 def read_job(row: Row) -> Job:
     """Make a job of its row."""
-    values = list(row)
+    values = list(row[:COLUMNS])  # a newer onejob may have added more at the end
     values[4] = STATES[values[4]]
     values[12] = read_retry(values[12])
+    if values[9].__class__ is str:  # PostgreSQL keeps JSON as text, SQLite as bytes
+        for column in (9, 10, 36, 37, 38):
+            values[column] = values[column] if values[column] is None else values[column].encode()
     values[35] = bool(values[35])
     for column in (6, 8, 16, 17, 24, 25, 26, 34):
         time = values[column]

@@ -1,0 +1,384 @@
+-- Every statement of the PostgreSQL store, whole. Parameters are numbered and cast, so that any driver can
+-- send them; rows go in as one JSON array, keys as one run of 32 bytes each and their number.
+-- Columns of onejob_jobs are always read in the order of the table. Lookups are LATERAL: one index probe per
+-- key, whatever the planner believes about the size of the table.
+
+-- name: schema_version
+SELECT max(version) FROM onejob_schema;
+
+-- name: record_schema_version
+INSERT INTO onejob_schema (version, applied_at) VALUES ($1::bigint, $2::bigint);
+
+-- name: known_tables
+SELECT relname FROM pg_class
+WHERE relkind IN ('r', 'p') AND relname LIKE 'onejob\_%' AND pg_table_is_visible(oid);
+
+-- name: create_schema_table
+CREATE TABLE IF NOT EXISTS onejob_schema (version BIGINT PRIMARY KEY, applied_at BIGINT NOT NULL);
+
+-- name: migrating
+-- One process at a time makes or changes the tables; the others wait and find it done.
+SELECT pg_advisory_xact_lock(7310563241);
+
+-- name: backend
+-- A pooler tells its clients another number than this.
+SELECT pg_backend_pid();
+
+-- name: listen
+LISTEN onejob;
+
+-- name: clock
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+
+-- name: installation
+SELECT id FROM onejob_installation;
+
+-- name: begin
+BEGIN ISOLATION LEVEL READ COMMITTED;
+
+-- name: commit
+COMMIT;
+
+-- name: rollback
+ROLLBACK;
+
+-- ── admitting ───────────────────────────────────────────────────────────────────────────────────────
+
+-- name: admit
+-- New jobs whose keys nobody holds, in one statement and one commit. One row comes back for each job that
+-- could not be inserted: who holds its key, and who waits behind, as this statement's snapshot shows them. It
+-- shows nobody (nulls) if the key changed hands while the statement ran.
+WITH limits AS MATERIALIZED (
+    SELECT set_config('lock_timeout', $2::text, true)
+),
+wanted AS MATERIALIZED (
+    SELECT * FROM jsonb_populate_recordset(NULL::onejob_jobs, $1::text::jsonb)
+),
+inserted AS (
+    INSERT INTO onejob_jobs (
+        id, namespace, task, queue, state, priority, run_at, place, created_at, args, meta,
+        payload_digest, retry, chain_id, timeout, attempt, started_at, finished_at, key, held_key,
+        next_key, holds, traits, within, held_at, holds_until, latest_at, version, chain_index,
+        parent_id, superseded_by, reason, token, worker, lease_until, cancel_requested, errors, result,
+        progress
+    )
+    SELECT
+        id, namespace, task, queue, state, priority, run_at, place, created_at, args, meta,
+        payload_digest, retry, chain_id, timeout, attempt, started_at, finished_at, key, held_key,
+        next_key, holds, traits, within, held_at, holds_until, latest_at, version, chain_index,
+        parent_id, superseded_by, reason, token, worker, lease_until, cancel_requested, errors, result,
+        progress
+    FROM limits CROSS JOIN wanted ORDER BY held_key
+    ON CONFLICT DO NOTHING
+    RETURNING id
+),
+refused AS MATERIALIZED (
+    SELECT id, held_key FROM wanted WHERE id NOT IN (SELECT id FROM inserted)
+)
+SELECT refused.id, standing.* FROM refused LEFT JOIN LATERAL (
+    SELECT * FROM onejob_jobs WHERE held_key = refused.held_key LIMIT 1
+) AS standing ON true
+UNION ALL
+SELECT refused.id, standing.* FROM refused CROSS JOIN LATERAL (
+    SELECT * FROM onejob_jobs WHERE next_key = refused.held_key LIMIT 1
+) AS standing
+UNION ALL
+SELECT refused.id, standing.* FROM refused CROSS JOIN LATERAL (
+    SELECT * FROM onejob_jobs WHERE id = refused.id LIMIT 1
+) AS standing;
+
+-- ── deciding under locks: a statement that waited keeps its old snapshot, so lock, then read in the next ──
+
+-- name: lock_jobs
+-- Jobs that are named by their ids, against everybody.
+WITH limits AS MATERIALIZED (SELECT set_config('lock_timeout', $2::text, true))
+SELECT locked.*
+FROM (SELECT value FROM limits, jsonb_array_elements_text($1::text::jsonb) ORDER BY value) AS named
+CROSS JOIN LATERAL (SELECT * FROM onejob_jobs WHERE id = named.value FOR UPDATE) AS locked;
+
+-- name: lock_free_jobs
+-- The same, leaving out those that somebody else has locked: they are waited for one by one.
+WITH limits AS MATERIALIZED (SELECT set_config('lock_timeout', $2::text, true))
+SELECT locked.*
+FROM (SELECT value FROM limits, jsonb_array_elements_text($1::text::jsonb) ORDER BY value) AS named
+CROSS JOIN LATERAL (SELECT * FROM onejob_jobs WHERE id = named.value FOR UPDATE SKIP LOCKED) AS locked;
+
+-- name: lock_jobs_alone
+-- Jobs of which only what is theirs alone will change: those who rely on their hold are not in the way.
+WITH limits AS MATERIALIZED (SELECT set_config('lock_timeout', $2::text, true))
+SELECT locked.*
+FROM (SELECT value FROM limits, jsonb_array_elements_text($1::text::jsonb) ORDER BY value) AS named
+CROSS JOIN LATERAL (SELECT * FROM onejob_jobs WHERE id = named.value FOR NO KEY UPDATE) AS locked;
+
+-- name: lock_holders
+-- Running holders of keys: they may renew their lease meanwhile, but not end.
+WITH limits AS MATERIALIZED (SELECT set_config('lock_timeout', $3::text, true)),
+keys AS MATERIALIZED (
+    SELECT substring($1::bytea FROM i * 32 + 1 FOR 32) AS key FROM generate_series(0, $2::int - 1) AS i
+),
+named AS MATERIALIZED (
+    SELECT standing.id FROM limits, keys CROSS JOIN LATERAL (
+        SELECT id FROM onejob_jobs WHERE held_key = keys.key LIMIT 1
+    ) AS standing
+)
+SELECT locked.id FROM (SELECT id FROM named ORDER BY id) AS named CROSS JOIN LATERAL (
+    SELECT id FROM onejob_jobs WHERE id = named.id AND state = 'active' FOR KEY SHARE
+) AS locked;
+
+-- name: lock_standing
+-- Whoever else stands for keys, against everybody.
+WITH limits AS MATERIALIZED (SELECT set_config('lock_timeout', $3::text, true)),
+keys AS MATERIALIZED (
+    SELECT substring($1::bytea FROM i * 32 + 1 FOR 32) AS key FROM generate_series(0, $2::int - 1) AS i
+),
+named AS MATERIALIZED (
+    SELECT standing.id FROM limits, keys CROSS JOIN LATERAL (
+        SELECT id FROM onejob_jobs WHERE held_key = keys.key LIMIT 1
+    ) AS standing
+    UNION
+    SELECT standing.id FROM keys CROSS JOIN LATERAL (
+        SELECT id FROM onejob_jobs WHERE next_key = keys.key LIMIT 1
+    ) AS standing
+)
+SELECT locked.id FROM (SELECT id FROM named ORDER BY id) AS named CROSS JOIN LATERAL (
+    SELECT id FROM onejob_jobs WHERE id = named.id AND state <> 'active' FOR UPDATE
+) AS locked;
+
+-- name: lock_marks
+WITH keys AS MATERIALIZED (
+    SELECT substring($1::bytea FROM i * 32 + 1 FOR 32) AS key FROM generate_series(0, $2::int - 1) AS i
+)
+SELECT locked.key FROM (SELECT key FROM keys ORDER BY key) AS keys CROSS JOIN LATERAL (
+    SELECT key FROM onejob_marks WHERE onejob_marks.key = keys.key FOR UPDATE
+) AS locked;
+
+-- ── reading ─────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: job
+SELECT * FROM onejob_jobs WHERE id = $1::text;
+
+-- name: jobs
+SELECT found.* FROM jsonb_array_elements_text($1::text::jsonb) AS named CROSS JOIN LATERAL (
+    SELECT * FROM onejob_jobs WHERE id = named.value
+) AS found;
+
+-- name: standing
+-- The holder of a key and the one that waits behind it.
+SELECT * FROM onejob_jobs WHERE held_key = $1::bytea
+UNION ALL
+SELECT * FROM onejob_jobs WHERE next_key = $1::bytea;
+
+-- name: standing_for_all
+WITH keys AS MATERIALIZED (
+    SELECT substring($1::bytea FROM i * 32 + 1 FOR 32) AS key FROM generate_series(0, $2::int - 1) AS i
+)
+SELECT standing.* FROM keys CROSS JOIN LATERAL (
+    SELECT * FROM onejob_jobs WHERE held_key = keys.key LIMIT 1
+) AS standing
+UNION ALL
+SELECT standing.* FROM keys CROSS JOIN LATERAL (
+    SELECT * FROM onejob_jobs WHERE next_key = keys.key LIMIT 1
+) AS standing;
+
+-- name: standing_besides
+-- The same, without those that have been read already.
+WITH keys AS MATERIALIZED (
+    SELECT substring($1::bytea FROM i * 32 + 1 FOR 32) AS key FROM generate_series(0, $2::int - 1) AS i
+),
+standing AS (
+    SELECT standing.* FROM keys CROSS JOIN LATERAL (
+        SELECT * FROM onejob_jobs WHERE held_key = keys.key LIMIT 1
+    ) AS standing
+    UNION ALL
+    SELECT standing.* FROM keys CROSS JOIN LATERAL (
+        SELECT * FROM onejob_jobs WHERE next_key = keys.key LIMIT 1
+    ) AS standing
+)
+SELECT * FROM standing WHERE id NOT IN (SELECT jsonb_array_elements_text($3::text::jsonb));
+
+-- name: marks
+WITH keys AS MATERIALIZED (
+    SELECT substring($1::bytea FROM i * 32 + 1 FOR 32) AS key FROM generate_series(0, $2::int - 1) AS i
+)
+SELECT mark.* FROM keys CROSS JOIN LATERAL (
+    SELECT key, version, job, void, touched_at, prior_version, prior_job
+    FROM onejob_marks WHERE onejob_marks.key = keys.key
+) AS mark;
+
+-- name: marked
+-- The jobs that the marks of keys name.
+WITH keys AS MATERIALIZED (
+    SELECT substring($1::bytea FROM i * 32 + 1 FOR 32) AS key FROM generate_series(0, $2::int - 1) AS i
+)
+SELECT named.* FROM keys CROSS JOIN LATERAL (
+    SELECT job FROM onejob_marks WHERE onejob_marks.key = keys.key
+) AS mark CROSS JOIN LATERAL (
+    SELECT * FROM onejob_jobs WHERE id = mark.job
+) AS named;
+
+-- name: next_due
+SELECT min(run_at) FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND namespace = $1::text;
+
+-- name: find
+SELECT * FROM onejob_jobs
+WHERE ($1::text IS NULL OR namespace = $1::text)
+    AND ($2::text IS NULL OR state IN (SELECT jsonb_array_elements_text($2::text::jsonb)))
+    AND ($3::text IS NULL OR queue = $3::text)
+    AND ($4::text IS NULL OR task = $4::text)
+    AND (NOT $5::boolean OR held_key IS NOT NULL OR next_key IS NOT NULL)
+    AND ($6::text IS NULL OR chain_id = $6::text)
+ORDER BY CASE WHEN $7::boolean THEN id END DESC, CASE WHEN NOT $7::boolean THEN id END
+LIMIT $8::bigint OFFSET $9::bigint;
+
+-- name: find_newest
+-- The same without a sort, for the page that everybody opens first.
+SELECT * FROM onejob_jobs WHERE ($1::text IS NULL OR namespace = $1::text)
+ORDER BY id DESC LIMIT $2::bigint OFFSET $3::bigint;
+
+-- name: find_by_key
+SELECT * FROM onejob_jobs
+WHERE key = $1::bytea
+    AND ($2::text IS NULL OR state IN (SELECT jsonb_array_elements_text($2::text::jsonb)))
+    AND ($3::text IS NULL OR queue = $3::text)
+    AND ($4::text IS NULL OR task = $4::text)
+    AND (NOT $5::boolean OR held_key IS NOT NULL OR next_key IS NOT NULL)
+ORDER BY CASE WHEN $6::boolean THEN id END DESC, CASE WHEN NOT $6::boolean THEN id END
+LIMIT $7::bigint OFFSET $8::bigint;
+
+-- name: find_expired
+SELECT * FROM onejob_jobs WHERE state = 'active' AND lease_until <= $1::bigint
+ORDER BY lease_until LIMIT $2::bigint;
+
+-- name: find_ended
+SELECT * FROM onejob_jobs
+WHERE finished_at < $1::bigint AND state IN (SELECT jsonb_array_elements_text($2::text::jsonb))
+ORDER BY finished_at LIMIT $3::bigint OFFSET $4::bigint;
+
+-- name: find_stranded
+SELECT waiting.* FROM onejob_jobs AS waiting
+LEFT JOIN onejob_jobs AS holder ON holder.held_key = waiting.next_key
+WHERE waiting.next_key IS NOT NULL AND waiting.state = 'pending'
+    AND (holder.id IS NULL OR holder.finished_at IS NOT NULL)
+LIMIT $1::bigint;
+
+-- name: counts
+SELECT queue, task, state, count(*) FROM onejob_jobs WHERE namespace = $1::text GROUP BY queue, task, state;
+
+-- name: keys_waiting
+SELECT count(DISTINCT coalesce(held_key, next_key)) FROM onejob_jobs
+WHERE namespace = $1::text AND (held_key IS NOT NULL OR next_key IS NOT NULL)
+    AND state IN ('scheduled', 'available', 'pending', 'retryable');
+
+-- name: tallies
+SELECT namespace, task, outcome, job_id, count, last_at FROM onejob_tallies
+WHERE namespace = $1::text ORDER BY namespace, task, outcome, job_id;
+
+-- ── leasing ─────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: timed_due
+SELECT * FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND run_at <= $1::bigint
+ORDER BY run_at LIMIT $2::bigint FOR UPDATE SKIP LOCKED;
+
+-- name: available_in_queue
+SELECT * FROM onejob_jobs
+WHERE state = 'available' AND namespace = $1::text AND queue = $2::text
+    AND task IN (SELECT jsonb_array_elements_text($3::text::jsonb))
+ORDER BY priority DESC, run_at, place LIMIT $4::bigint FOR UPDATE OF onejob_jobs SKIP LOCKED;
+
+-- name: lock_queue
+-- A queue with a limit is counted and filled by one worker at a time.
+SELECT pg_advisory_xact_lock(hashtextextended('onejob queue ' || $1::text || ' ' || $2::text, 0));
+
+-- name: active_in_queue
+SELECT count(*) FROM onejob_jobs WHERE state = 'active' AND namespace = $1::text AND queue = $2::text;
+
+-- ── writing ─────────────────────────────────────────────────────────────────────────────────────────
+
+-- name: insert_job
+INSERT INTO onejob_jobs (
+    id, namespace, task, queue, state, priority, run_at, place, created_at, args, meta, payload_digest,
+    retry, chain_id, timeout, attempt, started_at, finished_at, key, held_key, next_key, holds, traits,
+    within, held_at, holds_until, latest_at, version, chain_index, parent_id, superseded_by, reason,
+    token, worker, lease_until, cancel_requested, errors, result, progress
+)
+SELECT
+    id, namespace, task, queue, state, priority, run_at, place, created_at, args, meta, payload_digest,
+    retry, chain_id, timeout, attempt, started_at, finished_at, key, held_key, next_key, holds, traits,
+    within, held_at, holds_until, latest_at, version, chain_index, parent_id, superseded_by, reason,
+    token, worker, lease_until, cancel_requested, errors, result, progress
+FROM jsonb_populate_recordset(NULL::onejob_jobs, $1::text::jsonb) ORDER BY held_key, id;
+
+-- name: update_job
+-- Everything that may change after admission.
+UPDATE onejob_jobs SET
+    queue = new.queue, state = new.state, priority = new.priority, run_at = new.run_at, place =
+    new.place, args = new.args, meta = new.meta, payload_digest = new.payload_digest, attempt =
+    new.attempt, started_at = new.started_at, finished_at = new.finished_at, held_key = new.held_key,
+    next_key = new.next_key, traits = new.traits, held_at = new.held_at, holds_until = new.holds_until,
+    version = new.version, superseded_by = new.superseded_by, reason = new.reason, token = new.token,
+    worker = new.worker, lease_until = new.lease_until, cancel_requested = new.cancel_requested, errors
+    = new.errors, result = new.result, progress = new.progress
+FROM jsonb_populate_recordset(NULL::onejob_jobs, $1::text::jsonb) AS new WHERE onejob_jobs.id = new.id;
+
+-- name: start_job
+-- What a start changes. The fewer columns are named, the less is sent.
+UPDATE onejob_jobs SET
+    state = new.state, attempt = new.attempt, started_at = new.started_at, token = new.token, worker =
+    new.worker, lease_until = new.lease_until
+FROM jsonb_populate_recordset(NULL::onejob_jobs, $1::text::jsonb) AS new WHERE onejob_jobs.id = new.id;
+
+-- name: end_job
+-- What the end of a run changes.
+UPDATE onejob_jobs SET
+    state = new.state, finished_at = new.finished_at, held_key = new.held_key, reason = new.reason,
+    worker = new.worker, lease_until = new.lease_until, result = new.result
+FROM jsonb_populate_recordset(NULL::onejob_jobs, $1::text::jsonb) AS new WHERE onejob_jobs.id = new.id;
+
+-- name: delete_job
+DELETE FROM onejob_jobs WHERE id IN (SELECT jsonb_array_elements_text($1::text::jsonb));
+
+-- name: insert_mark
+-- A key's first mark; if somebody else has set one meanwhile, this fails and the step is tried again.
+INSERT INTO onejob_marks (key, version, job, void, touched_at, prior_version, prior_job)
+SELECT key, version, job, void, touched_at, prior_version, prior_job
+FROM jsonb_populate_recordset(NULL::onejob_marks, $1::text::jsonb) ORDER BY key;
+
+-- name: update_mark
+UPDATE onejob_marks SET
+    version = new.version, job = new.job, void = new.void, touched_at = new.touched_at,
+    prior_version = new.prior_version, prior_job = new.prior_job
+FROM jsonb_populate_recordset(NULL::onejob_marks, $1::text::jsonb) AS new WHERE onejob_marks.key = new.key;
+
+-- name: drop_mark
+DELETE FROM onejob_marks USING jsonb_populate_recordset(NULL::onejob_marks, $1::text::jsonb) AS old
+WHERE onejob_marks.key = old.key;
+
+-- name: tally
+INSERT INTO onejob_tallies (namespace, task, outcome, job_id, count, last_at)
+SELECT namespace, task, outcome, job_id, count, last_at
+FROM jsonb_populate_recordset(NULL::onejob_tallies, $1::text::jsonb)
+ORDER BY namespace, task, outcome, job_id
+ON CONFLICT (namespace, task, outcome, job_id) DO UPDATE SET
+    count = onejob_tallies.count + excluded.count, last_at = excluded.last_at;
+
+-- ── hints, and the caller's transaction ─────────────────────────────────────────────────────────────
+
+-- name: notify
+SELECT pg_notify('onejob', $1::text);
+
+-- name: joined
+-- Who we are, how strictly the caller's transaction is isolated, and its own lock_timeout, to be put back.
+SELECT onejob_installation.id, current_setting('transaction_isolation'), current_setting('lock_timeout')
+FROM onejob_installation;
+
+-- name: savepoint
+SAVEPOINT onejob;
+
+-- name: undo
+ROLLBACK TO SAVEPOINT onejob;
+
+-- name: release
+RELEASE SAVEPOINT onejob;
+
+-- name: lock_timeout
+SELECT set_config('lock_timeout', $1::text, true);

@@ -1,0 +1,1 @@
+"""PostgreSQL: strong, durable, and as many machines as you like."""

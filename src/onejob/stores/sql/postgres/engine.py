@@ -1,0 +1,235 @@
+"""Open connections to PostgreSQL: a pool, a lane that admits together, and threads for all else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import Connection
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+
+from onejob.errors import AdmissionBusy, OnejobError, StoreUnavailable
+from onejob.forks import generation
+from onejob.stores.contract import Step, utcnow
+from onejob.stores.lane import Closed, Lane
+from onejob.stores.sql.flows import Ask
+from onejob.stores.sql.postgres import flows
+from onejob.stores.sql.postgres.faults import is_race, translated, unavailable
+from onejob.stores.sql.postgres.flows import LATER, Moved, Patience, Rises, Settled, Talk, converse
+from onejob.stores.sql.postgres.schema import prepare_schema
+from onejob.stores.sql.postgres.wire import InDoubt, ask, ask_all, transact
+from onejob.stores.sql.rows import instant
+
+T = TypeVar("T")
+Work = Callable[[Connection[Any]], T]
+
+BRIEFLY = 50  # milliseconds that a group waits for somebody else's transaction before it goes on without
+THREADS = 6
+CONNECTIONS = THREADS + 4  # besides the threads' own: the lane's, and some for blocking callers
+CLOCK_AGE = 30.0  # seconds after which the server is asked for the time again
+
+
+class Engine:
+    """The connections of one process."""
+
+    def __init__(self, url: str, place: str, timeout: float, clock: Callable[[], datetime] | None) -> None:
+        self.generation = generation()
+        self.place = place
+        self._timeout = timeout
+        self._clock = clock
+        self._offset, self._asked_at = timedelta(0), float("-inf")
+        self.pooled = False  # whether a pooler stands between us and the server
+        self.installation = ""
+        self._greet(url)
+        settings = {"autocommit": True, "application_name": "onejob"}
+        self._pool = ConnectionPool(
+            url,
+            min_size=1,
+            max_size=CONNECTIONS,
+            timeout=max(timeout, 1.0),
+            kwargs=settings | ({"prepare_threshold": None} if self.pooled else {}),
+            name="onejob",
+            open=True,
+        )
+        self._admissions = Lane(self._admit_groups, "onejob admits")
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="onejob postgres")
+
+    def _greet(self, url: str) -> None:
+        """Connect once, to say clearly what is wrong, make the tables, and see who answers."""
+        try:
+            with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
+                prepare_schema(connection, self.place, (self._clock or utcnow)())
+                [[self.installation]] = ask(connection, Ask("installation"))
+                [[backend]] = ask(connection, Ask("backend"))
+                self.pooled = backend != connection.info.backend_pid
+        except psycopg.Error as error:
+            raise unavailable(error, self.place) from error
+
+    # ── time ──────────────────────────────────────────────────────────────────────────────────────
+
+    def now(self) -> datetime:
+        """Tell the server's time: asked now and then, counted on in between."""
+        if self._clock is not None:
+            return self._clock()
+        if time.monotonic() - self._asked_at > CLOCK_AGE:
+            self.run(self._set_clock)
+        return utcnow() + self._offset
+
+    def _set_clock(self, connection: Connection[Any]) -> None:
+        before = utcnow()
+        [[micros]] = ask(connection, Ask("clock"))
+        middle = before + (utcnow() - before) / 2
+        server = instant(micros)
+        assert server is not None  # a clock always tells the time
+        self._offset, self._asked_at = server - middle, time.monotonic()
+
+    @property
+    def offset(self) -> timedelta:
+        """How far the server's clock is ahead of this machine's."""
+        return self._offset
+
+    # ── steps ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def apply(self, steps: Sequence[Step]) -> list[Any]:
+        """Run steps together with whatever else is waiting in this process."""
+        answers: list[Any] = await self._admissions.submit(steps)
+        return answers
+
+    def _admit_groups(self, groups: Sequence[Sequence[Step]]) -> list[Any]:
+        """Run several callers' steps as one; if that fails, each caller's alone."""
+        if len(groups) > 1:
+            with suppress(OnejobError):
+                answers = iter(self.apply_now([step for group in groups for step in group]))
+                return [[next(answers) for _ in group] for group in groups]
+        return [self._admit_group(group) for group in groups]
+
+    def _admit_group(self, steps: Sequence[Step]) -> Any:
+        try:
+            return self.apply_now(steps)
+        except Exception as error:  # noqa: BLE001 - it is handed to the caller
+            return error
+
+    def apply_now(self, steps: Sequence[Step]) -> list[Any]:
+        """Run steps in order on this thread; LATER stands for those that must be waited for."""
+        patience = Patience(BRIEFLY, skips_locked=True)
+        answers = self._hope(steps, patience)
+        later = [step for step, answer in zip(steps, answers, strict=True) if answer is LATER]
+        if later:
+            settled = iter(self._settle_briefly(later, patience))
+            answers = [next(settled) if answer is LATER else answer for answer in answers]
+        return answers
+
+    def _hope(self, steps: Sequence[Step], patience: Patience) -> list[Any]:
+        try:
+            answers: list[Any] = self.talk(partial(flows.admit, steps, self.now(), patience))
+        except (AdmissionBusy, psycopg.Error):  # the latter only if it is a race
+            return [LATER for _ in steps]
+        return answers
+
+    def _settle_briefly(self, steps: Sequence[Step], patience: Patience) -> list[Any]:
+        try:
+            return self.settle(steps, patience)
+        except AdmissionBusy:  # one of them is: which one shows when each is tried alone
+            return [LATER for _ in steps]
+
+    def settle_alone(self, steps: Sequence[Step]) -> list[Any]:
+        """Run steps one after the other, waiting for other transactions as long as the app allows."""
+        answers: list[Any] = []
+        for step in steps:
+            try:
+                answers += self.settle([step], Patience(int(self._timeout * 1000)))
+            except AdmissionBusy as busy:
+                answers.append(busy)
+        return answers
+
+    def settle(self, steps: Sequence[Step], patience: Patience) -> list[Any]:
+        """Decide steps under locks, again if somebody was quicker."""
+        ends = time.monotonic() + self._timeout
+        rises: frozenset[str] = frozenset()
+        while True:
+            try:
+                return self._settle_once(steps, patience, rises)
+            except Rises as rising:
+                rises |= rising.ids
+            except Moved:
+                pass
+            except psycopg.Error as race:
+                if time.monotonic() > ends:
+                    raise translated(race, self.place) from race
+
+    def _settle_once(self, steps: Sequence[Step], patience: Patience, rises: frozenset[str]) -> list[Any]:
+        now = self.now()
+        return self.run(lambda connection: transact(connection, flows.settle(steps, now, patience, rises)))
+
+    # ── running ───────────────────────────────────────────────────────────────────────────────────
+
+    def talk(self, plan: Callable[[], Talk[T]]) -> T:
+        """Carry on a talk whose batches need no common transaction."""
+        return self.run(lambda connection: converse(plan(), partial(ask_all, connection)))
+
+    def transact(self, plan: Callable[[], Talk[T]]) -> T:
+        """Carry on a talk in one transaction, again if somebody was quicker."""
+        ends = time.monotonic() + self._timeout
+        while True:
+            try:
+                [answer] = self.run(lambda connection: transact(connection, unwritten(plan())))
+            except Moved:
+                pass
+            except psycopg.Error as race:
+                if time.monotonic() > ends:
+                    raise translated(race, self.place) from race
+            else:
+                return answer  # type: ignore[no-any-return]
+
+    def run(self, work: Work[T]) -> T:
+        """Use a connection; if it turns out to be broken before anything was committed, another one.
+
+        Raises psycopg's own error if that is a race which another try may win.
+        """
+        for _ in range(CONNECTIONS):
+            with suppress(Broken):
+                return self._run_once(work)
+            with suppress(PoolClosed):
+                self._pool.check()
+        raise StoreUnavailable(f"{self.place}: the connection is lost, and so is every other.")
+
+    def _run_once(self, work: Work[T]) -> T:
+        try:
+            connection = self._pool.getconn()
+        except PoolClosed:
+            raise Closed from None
+        except PoolTimeout as error:
+            raise unavailable(error, self.place) from error
+        try:
+            return work(connection)
+        except InDoubt as error:
+            raise unavailable(error.__cause__ or error, self.place) from error
+        except psycopg.Error as error:
+            if connection.closed:
+                raise Broken from error
+            if is_race(error):
+                raise
+            raise translated(error, self.place) from error
+        finally:
+            self._pool.putconn(connection)
+
+    def close(self) -> None:
+        """Finish what was submitted, then close the connections."""
+        self._admissions.close()
+        self.threads.shutdown()
+        self._pool.close()
+
+
+class Broken(Exception):
+    """The connection broke before anything could have been committed."""
+
+
+def unwritten(talk: Talk[T]) -> Talk[Settled]:
+    """Carry on a talk that writes as it goes."""
+    return Settled([(yield from talk)], [])

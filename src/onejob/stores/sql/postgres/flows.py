@@ -1,0 +1,364 @@
+"""What the PostgreSQL store asks its database, without asking: generators that yield batches of statements.
+
+A batch is sent together and answered together. Admission hopes first: whatever turns out to be new, or a
+duplicate that changes nothing, is settled by one statement. All else is decided under locks: lock whoever
+stands for the keys, read in the next statement (one that waited would still see the past), decide, write.
+
+Locks are taken in one order, so that nobody waits for somebody who waits for them: the jobs that are named,
+then running holders, then whoever else stands for a key, then marks; by id or key within each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from datetime import datetime
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple, TypeVar
+
+from onejob.errors import OnejobError
+from onejob.job import Changes, Job, Mark, View
+from onejob.lifecycle import mature
+from onejob.stores.book import Book
+from onejob.stores.contract import Lease, Step, Tally
+from onejob.stores.sql import flows
+from onejob.stores.sql.flows import MATURED_AT_ONCE, Ask, Flow, may_let_go, start_in
+from onejob.stores.sql.postgres.records import WHOLE, array, record_of_mark, record_of_tally, shape_of
+from onejob.stores.sql.rows import Row, micros, read_job, read_mark
+
+T = TypeVar("T")
+Talk = Generator[Sequence[Ask], list[list[Row]], T]
+
+
+class Moved(Exception):
+    """A key changed hands between locking and reading: lock again."""
+
+
+class Rises(Exception):
+    """These running jobs will be written, so they must be locked against everybody."""
+
+    def __init__(self, ids: Collection[str]) -> None:
+        super().__init__(ids)
+        self.ids = frozenset(ids)
+
+
+class Later:
+    """The answer of a step that could not be settled yet."""
+
+
+LATER = Later()
+
+
+class Settled(NamedTuple):
+    """What was decided under locks, and what is to be written before they are let go."""
+
+    answers: list[Any]
+    writes: list[Ask]
+
+
+class Patience(NamedTuple):
+    """How long to wait for another transaction, and whether to leave out jobs that one has locked."""
+
+    milliseconds: int
+    skips_locked: bool = False
+
+    @property
+    def text(self) -> str:
+        """Write it as the setting `lock_timeout`, where 0 would mean for ever."""
+        return str(max(self.milliseconds, 1))
+
+
+def one_by_one(flow: Flow[T]) -> Talk[T]:
+    """Carry on a flow that asks one statement at a time."""
+    try:
+        ask = next(flow)
+        while True:
+            [rows] = yield [ask]
+            ask = flow.send(rows)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+# ── admission, hoping ─────────────────────────────────────────────────────────────────────────────
+
+
+def admit(steps: Sequence[Step], now: datetime, patience: Patience) -> Talk[list[Any]]:
+    """Insert what is new, answer what changes nothing; LATER stands for all else."""
+    hopes = dict(hopeful(steps, now))
+    book, inserted, unseen = Book(), set[int](), set[bytes | None]()
+    if hopes:
+        jobs = [changes.inserts[0] for changes in hopes.values()]
+        [rows] = yield [Ask("admit", (array(map(WHOLE, jobs)), patience.text))]
+        refused = {job_id: list(group) for job_id, group in groupby(sorted(rows, key=first), key=first)}
+        for index, job in zip(hopes, jobs, strict=True):
+            if is_mine(job, refused.get(job.id)):
+                inserted.add(index)
+                book.put(job)
+            elif not take_in(book, refused[job.id]):
+                unseen.add(job.key)
+    answers: list[Any] = []
+    for index, step in enumerate(steps):
+        if index in inserted:
+            answers.append(hopes[index].answer)
+            continue
+        answer = LATER if needs_locks(step, unseen) else foresee(book, step, now)
+        if answer is LATER:
+            unseen.add(step.key)  # so that what comes after it comes after it
+        answers.append(answer)
+    return answers
+
+
+def hopeful(steps: Sequence[Step], now: datetime) -> Iterator[tuple[int, Changes]]:
+    """Yield what the first step of each key would do if nobody stood for that key: make one job."""
+    seen: set[bytes | None] = set()
+    for index, step in enumerate(steps):
+        if not needs_locks(step, seen):
+            try:
+                changes = step.act(View(now))
+            except OnejobError:
+                changes = Changes()
+            if len(changes.inserts) == 1 and not changes.updates and changes.mark is None:
+                yield index, changes
+        if step.key is not None:
+            seen.add(step.key)
+
+
+def needs_locks(step: Step, keys: Collection[bytes | None]) -> bool:
+    """Tell whether a step reads more than one statement shows, or comes after one that must wait."""
+    return step.job_id is not None or step.marks or step.key in keys
+
+
+def first(row: Row) -> Any:
+    """Read a row's first column."""
+    return row[0]
+
+
+def is_mine(job: Job, refused: Sequence[Row] | None) -> bool:
+    """Tell whether the job was inserted: now, or by an earlier try whose answer was lost."""
+    return refused is None or any(row[1] == job.id for row in refused)
+
+
+def take_in(book: Book, rows: Iterable[Row]) -> bool:
+    """Take those who stood in a job's way into the book; False if the snapshot showed nobody."""
+    standing = [read_job(row[1:]) for row in rows if row[1] is not None]
+    for job in standing:
+        book.put(job)
+    return bool(standing)
+
+
+def foresee(book: Book, step: Step, now: datetime) -> Any:
+    """Answer a step that changes nothing; LATER if it would write."""
+    wrote: list[Changes] = []
+    answer = book.run(step, now, wrote.append)
+    return LATER if any(changes.updates or changes.inserts or changes.mark for changes in wrote) else answer
+
+
+# ── deciding under locks ──────────────────────────────────────────────────────────────────────────
+
+
+def settle(
+    steps: Sequence[Step], now: datetime, patience: Patience, rises: Collection[str] = ()
+) -> Talk[Settled]:
+    """Lock and read what the steps name, run them in order; LATER stands for those whose job is locked."""
+    book, shared = Book(), set[str]()
+    yield from load(book, shared, steps, patience, rises)
+    draft = Draft(book)
+    answers = [
+        LATER if patience.skips_locked and is_absent(book, step) else book.run(step, now, draft.enter)
+        for step in steps
+    ]
+    if rising := shared & draft.touched:
+        raise Rises(rising)
+    return Settled(answers, draft.asks())
+
+
+def is_absent(book: Book, step: Step) -> bool:
+    """Tell whether the job that a step names is not there, or was left out because it is locked."""
+    return step.job_id is not None and step.job_id not in book.jobs
+
+
+def load(
+    book: Book, shared: set[str], steps: Sequence[Step], patience: Patience, rises: Collection[str]
+) -> Talk[None]:
+    """Lock and read jobs and keys; `shared` takes those that were locked only against their end."""
+    alone = {step.job_id for step in steps if step.job_id is not None and step.alone}
+    named = {step.job_id for step in steps if step.job_id is not None and not step.alone} | set(rises)
+    yield from load_jobs(book, "lock_jobs_alone", alone - named, patience)
+    yield from load_jobs(book, "lock_free_jobs" if patience.skips_locked else "lock_jobs", named, patience)
+    keys = {book.jobs[job_id].key for job_id in named if job_id in book.jobs}
+    keys |= {step.key for step in steps if not step.alone}
+    yield from load_keys(book, shared, {key for key in keys if key is not None}, patience)
+
+
+def load_jobs(book: Book, lock: str, ids: Collection[str], patience: Patience) -> Talk[None]:
+    """Lock jobs by a statement that also gives them as they are then."""
+    if ids:
+        [rows] = yield [Ask(lock, (array(ids), patience.text))]
+        for row in rows:
+            book.put(read_job(row))
+
+
+def load_keys(book: Book, shared: set[str], keys: Collection[bytes], patience: Patience) -> Talk[None]:
+    """Lock and read whoever else stands for keys, and their marks."""
+    if not keys:
+        return
+    mine = set(book.jobs)
+    given = (b"".join(keys), len(keys))
+    holders, others, locked_marks, standing, marks, marked = yield [
+        Ask("lock_holders", (*given, patience.text)),
+        Ask("lock_standing", (*given, patience.text)),
+        Ask("lock_marks", given),
+        Ask("standing_besides", (*given, array(mine))),
+        Ask("marks", given),
+        Ask("marked", given),
+    ]
+    shared |= {row[0] for row in holders} - mine
+    check_locked(standing, shared | {row[0] for row in others})
+    check_locked(marks, {row[0] for row in locked_marks})
+    for row in marks:
+        book.note(read_mark(row))
+    for row in (*marked, *standing):
+        if row[0] not in mine:
+            book.put(read_job(row))
+
+
+def check_locked(rows: Iterable[Row], locked: Collection[Any]) -> None:
+    """Make sure that nobody appeared between locking and reading."""
+    if any(row[0] not in locked for row in rows):
+        raise Moved
+
+
+class Draft:
+    """What steps have changed in all: the end counts, not the way there."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._before: dict[str, Job | None] = {}
+        self._after: dict[str, Job | None] = {}
+        self._marked = frozenset(book.marks)
+        self._marks: dict[bytes, Mark] = {}
+
+    @property
+    def touched(self) -> set[str]:
+        """The jobs that will be written."""
+        return set(self._after)
+
+    def enter(self, changes: Changes) -> None:
+        """Add a step's changes, before the book has them."""
+        for job in (*changes.updates, *changes.inserts):
+            self._before.setdefault(job.id, self._book.jobs.get(job.id))
+            self._after[job.id] = job
+        for job_id in changes.deletes:
+            self._before.setdefault(job_id, self._book.jobs.get(job_id))
+            self._after[job_id] = None
+        if changes.mark is not None:
+            self._marks[changes.mark.key] = changes.mark
+
+    def asks(self) -> list[Ask]:
+        """Write it in an order in which no key has two holders: who lets go, who takes, who is new."""
+        gone = [job_id for job_id, job in self._after.items() if job is None and self._before[job_id]]
+        kept = [(self._before[job.id], job) for job in self._after.values() if job is not None]
+        changed = [(old, new) for old, new in kept if old is not None]
+        return [
+            *([Ask("delete_job", (array(gone),))] if gone else []),
+            *updates([(old, new) for old, new in changed if not gains(old, new)]),
+            *updates([(old, new) for old, new in changed if gains(old, new)]),
+            *some("insert_job", [WHOLE(new) for old, new in kept if old is None]),
+            *self._mark_asks(),
+        ]
+
+    def _mark_asks(self) -> Iterator[Ask]:
+        kept = [mark for mark in self._marks.values() if mark.job]
+        yield from some("insert_mark", [record_of_mark(m) for m in kept if m.key not in self._marked])
+        yield from some("update_mark", [record_of_mark(m) for m in kept if m.key in self._marked])
+        yield from some("drop_mark", [record_of_mark(m) for m in self._marks.values() if not m.job])
+
+
+def gains(old: Job, new: Job) -> bool:
+    """Tell whether a job takes a key, or a place behind one, that it did not have."""
+    return (new.held_key is not None and new.held_key != old.held_key) or (
+        new.next_key is not None and new.next_key != old.next_key
+    )
+
+
+def updates(pairs: Sequence[tuple[Job, Job]]) -> Iterator[Ask]:
+    """Write changed jobs, each by the narrowest statement."""
+    records: dict[str, list[Any]] = {}
+    for old, new in pairs:
+        name, shape = shape_of(old, new)
+        records.setdefault(name, []).append(shape(new))
+    for name, rows in records.items():
+        yield from some(name, rows)
+
+
+def some(name: str, records: Sequence[Any]) -> Iterator[Ask]:
+    """Ask a statement for records, if there are any."""
+    if records:
+        yield Ask(name, (array(records),))
+
+
+# ── leasing ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def lease(wanted: Lease, now: datetime, patience: Patience) -> Talk[list[Job]]:
+    """Make due jobs available, then start the best that nobody else is about to start."""
+    limited = sorted(queue for queue in wanted.queues if queue in wanted.limits)
+    locks = [Ask("lock_queue", (wanted.namespace, queue)) for queue in limited]
+    *_, rows = yield [*locks, Ask("timed_due", (micros(now), MATURED_AT_ONCE))]
+    yield from ripen([read_job(row) for row in rows], now)
+    start = partial(begin, wanted=wanted, now=now, patience=patience)
+    return (yield from one_by_one(flows.start_best(wanted, start)))
+
+
+def ripen(jobs: Sequence[Job], now: datetime) -> Talk[None]:
+    """Make scheduled and retryable jobs available whose time has come."""
+    book = Book()
+    for job in jobs:
+        book.put(job)
+    draft = Draft(book)
+    for job in jobs:
+        draft.enter(mature(View(now, job)))
+    if asks := draft.asks():
+        yield asks
+
+
+def begin(candidates: Sequence[Job], wanted: Lease, now: datetime, patience: Patience) -> Flow[list[Job]]:
+    """Start candidates, which are locked already, after locking whoever else their start concerns."""
+    book = Book()
+    for job in candidates:
+        book.put(job)
+    fenced = {job.key for job in candidates if job.key is not None and may_let_go(job)}
+    yield from spread(load_keys(book, set(), fenced, patience))
+    draft = Draft(book)
+    started = start_in(book, candidates, wanted, now, draft.enter)
+    for ask in draft.asks():
+        yield ask
+    return started
+
+
+def spread(talk: Talk[T]) -> Flow[T]:
+    """Carry on a talk one statement at a time."""
+    try:
+        asks = next(talk)
+        while True:
+            answers = []
+            for ask in asks:
+                answers.append((yield ask))
+            asks = talk.send(answers)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+def tally(tallies: Sequence[Tally], now: datetime) -> Talk[None]:
+    """Add to the counters of absorbed requests."""
+    yield [Ask("tally", (array(record_of_tally(one, now) for one in tallies),))]
+
+
+def converse(talk: Talk[T], ask_all: Callable[[Sequence[Ask]], list[list[Row]]]) -> T:
+    """Carry a talk to its end with a function that runs batches."""
+    try:
+        asks = next(talk)
+        while True:
+            asks = talk.send(ask_all(asks))
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]

@@ -1,0 +1,266 @@
+"""PostgreSQL: strong across every machine that reaches it, and as durable as its commits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from onejob.forks import generation
+from onejob.job import Job, View
+from onejob.stores.bell import Bell
+from onejob.stores.contract import Counts, Filter, Finding, Guarantees, Lease, Schema, Step, Tally
+from onejob.stores.lane import Closed
+from onejob.stores.sql import flows as common
+from onejob.stores.sql.flows import Flow
+from onejob.stores.sql.postgres import flows, health, joined
+from onejob.stores.sql.postgres.address import Address
+from onejob.stores.sql.postgres.engine import Engine
+from onejob.stores.sql.postgres.flows import LATER, Patience, one_by_one
+from onejob.stores.sql.postgres.hints import Herald, Listener
+from onejob.stores.sql.postgres.schema import script_after
+
+T = TypeVar("T")
+POLL = 0.5  # seconds between two looks while nobody can tell us of changes
+
+
+class PostgresStore:
+    """A store in a PostgreSQL database."""
+
+    guarantees = Guarantees(
+        store="postgresql",
+        strength="strong",
+        scope="everybody who uses the database",
+        durability="survives power loss where the server's synchronous_commit is on",
+        not_promised="failover to a standby that is not synchronous",
+    )
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        admission_timeout: float = 5.0,
+        listen: str | bool = True,
+        clock: Callable[[], datetime] | None = None,
+    ) -> None:
+        self._address = Address(url)
+        self._listen = listen
+        self._timeout = admission_timeout
+        self._clock = clock
+        self._bell = Bell()
+        self._opening = threading.Lock()
+        self._engine: Engine | None = None
+        self._herald: Herald | None = None
+        self._listener: Listener | None = None
+
+    def __repr__(self) -> str:
+        """Name the store without its password."""
+        return f"<PostgresStore {self._address.place}>"
+
+    # ── writing ───────────────────────────────────────────────────────────────────────────────────
+
+    async def apply(self, steps: Sequence[Step]) -> list[Any]:
+        """Run steps in statements that they share with whoever else is waiting."""
+        if not steps:
+            return []
+        answers = await self._await(lambda engine: engine.apply(steps))
+        if LATER in answers:
+            answers = await self._in_thread(partial(wait_for_the_rest, steps, answers))
+        self._ring()
+        return answers
+
+    def apply_now(self, steps: Sequence[Step]) -> list[Any]:
+        """Run steps on the calling thread."""
+        if not steps:
+            return []
+        answers = self._use(lambda engine: engine.apply_now(steps))
+        if LATER in answers:
+            answers = self._use(partial(wait_for_the_rest, steps, answers))
+        self._ring()
+        return answers
+
+    async def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
+        """Run steps inside the caller's transaction."""
+        house = self._house()
+        return await joined.run(connection, joined.apply(steps, self.now(), house), house)
+
+    def apply_within_now(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
+        """Run steps inside the caller's transaction."""
+        house = self._house()
+        return joined.run_now(connection, joined.apply(steps, self.now(), house), house)
+
+    async def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
+        """Count inside the caller's transaction, so that a rollback takes the count back."""
+        await joined.run(connection, flows.tally(tallies, self.now()), self._house())
+
+    def tally_within_now(self, connection: Any, tallies: Sequence[Tally]) -> None:
+        """Count inside the caller's transaction, so that a rollback takes the count back."""
+        joined.run_now(connection, flows.tally(tallies, self.now()), self._house())
+
+    def _house(self) -> joined.House:
+        engine = self._open()
+        assert self._herald is not None  # it came with the engine
+        return joined.House(engine.place, engine.installation, self._timeout, self._herald.name)
+
+    async def lease(self, wanted: Lease) -> list[Job]:
+        """Start due jobs that nobody else is about to start."""
+        patience = Patience(int(self._timeout * 1000))
+        return await self._in_thread(
+            lambda engine: engine.transact(lambda: flows.lease(wanted, engine.now(), patience))
+        )
+
+    def tally(self, tallies: Sequence[Tally]) -> None:
+        """Add to the counters."""
+        if tallies:
+            self._use(lambda engine: engine.transact(lambda: flows.tally(tallies, engine.now())))
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────
+
+    async def look(self, key: bytes) -> View:
+        """Show who stands for a key."""
+        return await self._read(lambda engine: common.look(key, engine.now()))
+
+    async def get(self, ids: Sequence[str]) -> list[Job | None]:
+        """Read jobs by id."""
+        return await self._read(lambda _: common.get(ids))
+
+    async def find(self, wanted: Filter) -> list[Job]:
+        """List jobs."""
+        return await self._read(lambda _: common.find(wanted))
+
+    async def counts(self, namespace: str) -> Counts:
+        """Count jobs."""
+        return await self._read(lambda _: common.counts(namespace))
+
+    async def tallies(self, namespace: str) -> list[Tally]:
+        """Read the counters."""
+        return await self._read(lambda _: common.tallies(namespace))
+
+    async def next_due(self, namespace: str) -> datetime | None:
+        """Tell when the next timed job is due."""
+        return await self._read(lambda _: common.next_due(namespace))
+
+    async def _read(self, flow: Callable[[Engine], Flow[T]]) -> T:
+        return await self._in_thread(lambda engine: engine.talk(lambda: one_by_one(flow(engine))))
+
+    # ── hints ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _ring(self) -> None:
+        self._bell.ring()
+        if self._herald is not None:
+            self._herald.tell()
+
+    def pulse(self) -> int:
+        """Note how often something has changed, as far as we were told."""
+        self._open()
+        with self._opening:
+            if (
+                self._listener is None
+                and self._engine is not None
+                and (url := self._listening_at(self._engine))
+            ):
+                assert self._herald is not None  # it came with the engine
+                self._listener = Listener(url, self._bell, self._herald.name)
+        return self._bell.rings
+
+    def _listening_at(self, engine: Engine) -> str | None:
+        """Choose where to listen: where we were told to, or here unless a pooler would swallow the calls."""
+        if isinstance(self._listen, str):
+            return self._listen
+        return self._address.url if self._listen and not engine.pooled else None
+
+    async def wait(self, timeout: float, since: int | None = None) -> None:
+        """Wait for a change; look again soon if nobody can tell us of one."""
+        since = self.pulse() if since is None else since
+        told = self._listener is not None and self._listener.listening
+        await self._bell.wait(timeout if told else min(timeout, POLL), since)
+
+    # ── opening and closing ───────────────────────────────────────────────────────────────────────
+
+    def _use(self, act: Callable[[Engine], T]) -> T:
+        """Use the open connections; if they are closed at this moment, those that are opened next."""
+        while True:
+            try:
+                return act(self._open())
+            except Closed:
+                continue
+
+    async def _await(self, act: Callable[[Engine], Any]) -> Any:
+        while True:
+            try:
+                return await act(await self._opened())
+            except Closed:
+                continue
+
+    async def _in_thread(self, act: Callable[[Engine], T]) -> T:
+        """Use the connections on one of the engine's threads."""
+        while True:
+            engine = await self._opened()
+            try:
+                return await asyncio.get_running_loop().run_in_executor(engine.threads, act, engine)
+            except Closed:
+                continue
+
+    async def _opened(self) -> Engine:
+        engine = self._engine
+        if engine is not None and engine.generation == generation():
+            return engine
+        return await asyncio.to_thread(self._open)
+
+    def _open(self) -> Engine:
+        engine = self._engine
+        if engine is not None and engine.generation == generation():
+            return engine
+        with self._opening:
+            if self._engine is None or self._engine.generation != generation():
+                self._engine = Engine(self._address.url, self._address.place, self._timeout, self._clock)
+                self._herald, self._listener = Herald(self._engine.run), None
+            return self._engine
+
+    def now(self) -> datetime:
+        """Tell the server's time."""
+        return self._clock() if self._clock is not None else self._use(Engine.now)
+
+    def schema(self) -> Schema:
+        """Tell the version of the tables, without making or changing any."""
+        return health.schema(self._address)
+
+    def migrate(self) -> Schema:
+        """Make the tables or bring them up to date; opening does the same."""
+        self._open()
+        return self.schema()
+
+    def migration_sql(self) -> str:
+        """Write out what `migrate` would run now, as one script."""
+        return script_after(self.schema().found, self.now())
+
+    async def examine(self) -> list[Finding]:
+        """Look at the server and its settings."""
+        return await asyncio.to_thread(health.examine, self._address)
+
+    async def close(self) -> None:
+        """Finish what is under way and close the connections."""
+        with self._opening:
+            engine, herald, listener = self._engine, self._herald, self._listener
+            self._engine = self._herald = self._listener = None
+        if engine is not None and engine.generation == generation():
+            await asyncio.to_thread(close_all, engine, herald, listener)
+
+
+def wait_for_the_rest(steps: Sequence[Step], answers: Sequence[Any], engine: Engine) -> list[Any]:
+    """Settle one by one what others' transactions kept waiting."""
+    rest = iter(
+        engine.settle_alone([step for step, answer in zip(steps, answers, strict=True) if answer is LATER])
+    )
+    return [next(rest) if answer is LATER else answer for answer in answers]
+
+
+def close_all(engine: Engine, herald: Herald | None, listener: Listener | None) -> None:
+    """End the threads, those that use the connections first."""
+    for part in (listener, herald):
+        if part is not None:
+            part.close()
+    engine.close()
