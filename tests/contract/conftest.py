@@ -8,21 +8,27 @@ import pytest
 from onejob import App
 from onejob.stores.contract import Store
 from onejob.stores.memory import MemoryStore
+from onejob.stores.sql.postgres.store import PostgresStore
 from onejob.stores.sql.sqlite import SQLiteStore
 from onejob.testing import Clock
 
-Open = Callable[[Path, Clock], Store]
+Open = Callable[[pytest.FixtureRequest, Clock], Store]
 
 
-def open_memory(_folder: Path, clock: Clock) -> Store:
+def open_memory(_request: pytest.FixtureRequest, clock: Clock) -> Store:
     return MemoryStore(clock=clock)
 
 
-def open_sqlite(folder: Path, clock: Clock) -> Store:
+def open_sqlite(request: pytest.FixtureRequest, clock: Clock) -> Store:
+    folder: Path = request.getfixturevalue("tmp_path")
     return SQLiteStore(folder / "jobs.db", clock=clock, synchronous="NORMAL")
 
 
-STORES: dict[str, Open] = {"memory": open_memory, "sqlite": open_sqlite}
+def open_postgres(request: pytest.FixtureRequest, clock: Clock) -> Store:
+    return PostgresStore(request.getfixturevalue("postgres_url"), clock=clock)
+
+
+STORES: dict[str, Open] = {"memory": open_memory, "sqlite": open_sqlite, "postgres": open_postgres}
 
 
 @pytest.fixture
@@ -31,8 +37,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture(params=STORES)
-def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Store:
-    return STORES[request.param](tmp_path, clock)
+def store(request: pytest.FixtureRequest, clock: Clock) -> Store:
+    return STORES[request.param](request, clock)
 
 
 @pytest.fixture
