@@ -593,11 +593,21 @@ def open_store(url: str, admission_timeout: float) -> Store:
             return SQLiteStore(
                 _path(url, parts.path), admission_timeout=admission_timeout, **_sqlite_options(options)
             )
+        case "postgresql" | "postgres":
+            return _postgres(url, admission_timeout)
         case _:
             raise InvalidCall(
-                f"{url!r} names no store that this version has (PostgreSQL and Redis are planned): "
-                "write sqlite:///jobs.db or memory://."
+                f"A URL that begins with {parts.scheme or url!r} names no store: write sqlite:///jobs.db, "
+                "postgresql://user@host/database, redis://host or memory://."
             )
+
+
+def _postgres(url: str, admission_timeout: float) -> Store:
+    try:
+        from onejob.stores.sql.postgres.store import PostgresStore
+    except ImportError as error:
+        raise InvalidCall(f"PostgreSQL needs psycopg: pip install onejob[postgres] ({error}).") from None
+    return PostgresStore(url, admission_timeout=admission_timeout)
 
 
 def _path(url: str, path: str) -> Path:

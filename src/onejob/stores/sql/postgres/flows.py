@@ -318,8 +318,7 @@ def ripen(jobs: Sequence[Job], now: datetime) -> Talk[None]:
     draft = Draft(book)
     for job in jobs:
         draft.enter(mature(View(now, job)))
-    if asks := draft.asks():
-        yield asks
+    yield from written(draft)
 
 
 def begin(candidates: Sequence[Job], wanted: Lease, now: datetime, patience: Patience) -> Flow[list[Job]]:
@@ -331,9 +330,14 @@ def begin(candidates: Sequence[Job], wanted: Lease, now: datetime, patience: Pat
     yield from spread(load_keys(book, set(), fenced, patience))
     draft = Draft(book)
     started = start_in(book, candidates, wanted, now, draft.enter)
-    for ask in draft.asks():
-        yield ask
+    yield from spread(written(draft))
     return started
+
+
+def written(draft: Draft) -> Talk[None]:
+    """Write a draft, if there is anything in it."""
+    if asks := draft.asks():
+        yield asks
 
 
 def spread(talk: Talk[T]) -> Flow[T]:
@@ -343,7 +347,8 @@ def spread(talk: Talk[T]) -> Flow[T]:
         while True:
             answers = []
             for ask in asks:
-                answers.append((yield ask))
+                rows = yield ask
+                answers.append(rows)
             asks = talk.send(answers)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Wake-up calls between processes, by NOTIFY and LISTEN. Hints only: whoever misses one looks again by itself.
+"""Wake-up calls between processes, by NOTIFY and LISTEN: hints only, for whoever misses one looks again.
 
 A NOTIFY inside the transaction that enqueues would make all such commits of the server wait in one line, so
 a thread of its own sends it afterwards, and many changes share one.

@@ -68,8 +68,7 @@ def guarded(talk: Talk[Settled], house: House) -> Talk[list[Any]]:
     yield [Ask("savepoint")]
     try:
         [[[found, isolation, lock_timeout]]] = yield [Ask("joined")]
-        if found != house.installation:
-            raise ForeignConnection(f"connection= belongs to another database than {house.place}.")
+        check_ours(found, house)
         answers, writes = yield from talk
         yield [*writes, Ask("notify", (house.herald,)), Ask("lock_timeout", (lock_timeout,)), Ask("release")]
     except Exception as error:
@@ -78,12 +77,16 @@ def guarded(talk: Talk[Settled], house: House) -> Talk[list[Any]]:
     return answers
 
 
+def check_ours(found: str, house: House) -> None:
+    """Refuse a connection to another database that happens to have tables of onejob."""
+    if found != house.installation:
+        raise ForeignConnection(f"connection= belongs to another database than {house.place}.")
+
+
 def named(error: Exception, isolation: str | None, house: House) -> Exception:
     """Name what went wrong in the caller's transaction."""
     if isolation is None and sqlstate(error) == UNDEFINED_TABLE:
-        return ForeignConnection(
-            f"connection= has no tables of onejob: it belongs to another database than {house.place}."
-        )
+        return ForeignConnection(f"connection= has no tables of onejob: connect to {house.place}.")
     if isolation == "read committed" and is_race(error):
         return Moved()
     if sqlstate(error) == UNIQUE or isinstance(error, Moved):  # it cannot see who was quicker
@@ -139,9 +142,8 @@ async def ask_awaited(raw: Any, question: Ask) -> list[Row]:
     if isinstance(raw, AsyncConnection):
         cursor = AsyncRawCursor(raw, row_factory=tuple_row)
         await cursor.execute(sql.encode(), question.parameters or None, binary=True)
-        return await cursor.fetchall() if cursor.description is not None else []
-    rows: list[Row] = await raw.fetch(sql, *question.parameters)
-    return rows
+        return list(await cursor.fetchall()) if cursor.description is not None else []
+    return list(await raw.fetch(sql, *question.parameters))
 
 
 def check_begun(raw: Any) -> None:

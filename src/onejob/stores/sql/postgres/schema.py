@@ -45,9 +45,8 @@ def upgrade(connection: Connection[Any], place: str, now: datetime) -> None:
     """Apply the migrations that are missing, unless somebody else has meanwhile."""
     tables = {name for (name,) in ask(connection, Ask("known_tables"))}
     if tables and "onejob_schema" not in tables:
-        raise SchemaMismatch(
-            f"{place} has tables named {', '.join(sorted(tables))} that onejob did not make: use another database."
-        )
+        names = ", ".join(sorted(tables))
+        raise SchemaMismatch(f"{place} has tables that onejob did not make ({names}): use another database.")
     version = found_schema(connection).found
     ask(connection, Ask("create_schema_table"))
     for number, script in migrations("postgres").items():

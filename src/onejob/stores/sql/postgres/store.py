@@ -66,7 +66,7 @@ class PostgresStore:
         """Run steps in statements that they share with whoever else is waiting."""
         if not steps:
             return []
-        answers = await self._await(lambda engine: engine.apply(steps))
+        answers: list[Any] = await self._await(lambda engine: engine.apply(steps))
         if LATER in answers:
             answers = await self._in_thread(partial(wait_for_the_rest, steps, answers))
         self._ring()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, LiteralString, cast
+from typing import Any
 
 from psycopg import Connection, RawCursor
 from psycopg.pq import TransactionStatus
@@ -24,7 +24,7 @@ class InDoubt(Exception):
 def send(connection: Connection[Any], question: Ask) -> RawCursor[Any]:
     """Run one statement; in a pipeline its rows come later."""
     cursor = RawCursor(connection, row_factory=tuple_row)
-    return cursor.execute(cast("LiteralString", SQL[question.name]), question.parameters or None, binary=True)
+    return cursor.execute(SQL[question.name].encode(), question.parameters or None, binary=True)
 
 
 def rows_of(cursor: RawCursor[Any]) -> list[Row]:
