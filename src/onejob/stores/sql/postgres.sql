@@ -30,11 +30,24 @@ LISTEN onejob;
 -- name: clock
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 
+-- name: settings
+-- What the doctor looks at.
+SELECT current_setting('server_version'), current_setting('server_version_num')::bigint, pg_is_in_recovery(),
+    current_setting('fsync'), current_setting('synchronous_commit'), current_setting('full_page_writes'),
+    current_setting('autovacuum'), current_setting('server_encoding'),
+    current_setting('default_transaction_read_only'), pg_backend_pid();
+
 -- name: installation
 SELECT id FROM onejob_installation;
 
 -- name: begin
 BEGIN ISOLATION LEVEL READ COMMITTED;
+
+-- name: bounds
+-- For the length of a transaction: how long to wait for others, and plans that probe indexes whatever the
+-- planner believes about the size of the tables.
+SELECT set_config('lock_timeout', $1::text, true), set_config('enable_seqscan', 'off', true),
+    set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true);
 
 -- name: commit
 COMMIT;
@@ -91,48 +104,44 @@ SELECT refused.id, standing.* FROM refused CROSS JOIN LATERAL (
 
 -- name: lock_jobs
 -- Jobs that are named by their ids, against everybody.
-WITH limits AS MATERIALIZED (SELECT set_config('lock_timeout', $2::text, true))
 SELECT locked.*
-FROM (SELECT value FROM limits, jsonb_array_elements_text($1::text::jsonb) ORDER BY value) AS named
+FROM (SELECT value FROM jsonb_array_elements_text($1::text::jsonb) ORDER BY value) AS named
 CROSS JOIN LATERAL (SELECT * FROM onejob_jobs WHERE id = named.value FOR UPDATE) AS locked;
 
 -- name: lock_free_jobs
 -- The same, leaving out those that somebody else has locked: they are waited for one by one.
-WITH limits AS MATERIALIZED (SELECT set_config('lock_timeout', $2::text, true))
 SELECT locked.*
-FROM (SELECT value FROM limits, jsonb_array_elements_text($1::text::jsonb) ORDER BY value) AS named
+FROM (SELECT value FROM jsonb_array_elements_text($1::text::jsonb) ORDER BY value) AS named
 CROSS JOIN LATERAL (SELECT * FROM onejob_jobs WHERE id = named.value FOR UPDATE SKIP LOCKED) AS locked;
 
 -- name: lock_jobs_alone
 -- Jobs of which only what is theirs alone will change: those who rely on their hold are not in the way.
-WITH limits AS MATERIALIZED (SELECT set_config('lock_timeout', $2::text, true))
 SELECT locked.*
-FROM (SELECT value FROM limits, jsonb_array_elements_text($1::text::jsonb) ORDER BY value) AS named
+FROM (SELECT value FROM jsonb_array_elements_text($1::text::jsonb) ORDER BY value) AS named
 CROSS JOIN LATERAL (SELECT * FROM onejob_jobs WHERE id = named.value FOR NO KEY UPDATE) AS locked;
 
 -- name: lock_holders
--- Running holders of keys: they may renew their lease meanwhile, but not end.
-WITH limits AS MATERIALIZED (SELECT set_config('lock_timeout', $3::text, true)),
-keys AS MATERIALIZED (
+-- Running holders of keys: they may renew their lease meanwhile, but not end. The state is compared in a way
+-- that hides it from the planner, who would scan the index of leases instead of probing for the id.
+WITH keys AS MATERIALIZED (
     SELECT substring($1::bytea FROM i * 32 + 1 FOR 32) AS key FROM generate_series(0, $2::int - 1) AS i
 ),
 named AS MATERIALIZED (
-    SELECT standing.id FROM limits, keys CROSS JOIN LATERAL (
+    SELECT standing.id FROM keys CROSS JOIN LATERAL (
         SELECT id FROM onejob_jobs WHERE held_key = keys.key LIMIT 1
     ) AS standing
 )
 SELECT locked.id FROM (SELECT id FROM named ORDER BY id) AS named CROSS JOIN LATERAL (
-    SELECT id FROM onejob_jobs WHERE id = named.id AND state = 'active' FOR KEY SHARE
+    SELECT id FROM onejob_jobs WHERE id = named.id AND state || '' = 'active' FOR KEY SHARE
 ) AS locked;
 
 -- name: lock_standing
 -- Whoever else stands for keys, against everybody.
-WITH limits AS MATERIALIZED (SELECT set_config('lock_timeout', $3::text, true)),
-keys AS MATERIALIZED (
+WITH keys AS MATERIALIZED (
     SELECT substring($1::bytea FROM i * 32 + 1 FOR 32) AS key FROM generate_series(0, $2::int - 1) AS i
 ),
 named AS MATERIALIZED (
-    SELECT standing.id FROM limits, keys CROSS JOIN LATERAL (
+    SELECT standing.id FROM keys CROSS JOIN LATERAL (
         SELECT id FROM onejob_jobs WHERE held_key = keys.key LIMIT 1
     ) AS standing
     UNION

@@ -165,7 +165,8 @@ class Engine:
 
     def _settle_once(self, steps: Sequence[Step], patience: Patience, rises: frozenset[str]) -> list[Any]:
         now = self.now()
-        return self.run(lambda connection: transact(connection, flows.settle(steps, now, patience, rises)))
+        plan = partial(flows.settle, steps, now, patience, rises)
+        return self.run(lambda connection: transact(connection, plan(), patience))
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────
 
@@ -175,10 +176,10 @@ class Engine:
 
     def transact(self, plan: Callable[[], Talk[T]]) -> T:
         """Carry on a talk in one transaction, again if somebody was quicker."""
-        ends = time.monotonic() + self._timeout
+        ends, patience = time.monotonic() + self._timeout, Patience(int(self._timeout * 1000))
         while True:
             try:
-                [answer] = self.run(lambda connection: transact(connection, unwritten(plan())))
+                [answer] = self.run(lambda connection: transact(connection, unwritten(plan()), patience))
             except Moved:
                 pass
             except psycopg.Error as race:

@@ -183,30 +183,30 @@ def load(
     """Lock and read jobs and keys; `shared` takes those that were locked only against their end."""
     alone = {step.job_id for step in steps if step.job_id is not None and step.alone}
     named = {step.job_id for step in steps if step.job_id is not None and not step.alone} | set(rises)
-    yield from load_jobs(book, "lock_jobs_alone", alone - named, patience)
-    yield from load_jobs(book, "lock_free_jobs" if patience.skips_locked else "lock_jobs", named, patience)
+    yield from load_jobs(book, "lock_jobs_alone", alone - named)
+    yield from load_jobs(book, "lock_free_jobs" if patience.skips_locked else "lock_jobs", named)
     keys = {book.jobs[job_id].key for job_id in named if job_id in book.jobs}
     keys |= {step.key for step in steps if not step.alone}
-    yield from load_keys(book, shared, {key for key in keys if key is not None}, patience)
+    yield from load_keys(book, shared, {key for key in keys if key is not None})
 
 
-def load_jobs(book: Book, lock: str, ids: Collection[str], patience: Patience) -> Talk[None]:
+def load_jobs(book: Book, lock: str, ids: Collection[str]) -> Talk[None]:
     """Lock jobs by a statement that also gives them as they are then."""
     if ids:
-        [rows] = yield [Ask(lock, (array(ids), patience.text))]
+        [rows] = yield [Ask(lock, (array(ids),))]
         for row in rows:
             book.put(read_job(row))
 
 
-def load_keys(book: Book, shared: set[str], keys: Collection[bytes], patience: Patience) -> Talk[None]:
+def load_keys(book: Book, shared: set[str], keys: Collection[bytes]) -> Talk[None]:
     """Lock and read whoever else stands for keys, and their marks."""
     if not keys:
         return
     mine = set(book.jobs)
     given = (b"".join(keys), len(keys))
     holders, others, locked_marks, standing, marks, marked = yield [
-        Ask("lock_holders", (*given, patience.text)),
-        Ask("lock_standing", (*given, patience.text)),
+        Ask("lock_holders", given),
+        Ask("lock_standing", given),
         Ask("lock_marks", given),
         Ask("standing_besides", (*given, array(mine))),
         Ask("marks", given),
@@ -300,13 +300,13 @@ def some(name: str, records: Sequence[Any]) -> Iterator[Ask]:
 # ── leasing ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def lease(wanted: Lease, now: datetime, patience: Patience) -> Talk[list[Job]]:
+def lease(wanted: Lease, now: datetime) -> Talk[list[Job]]:
     """Make due jobs available, then start the best that nobody else is about to start."""
     limited = sorted(queue for queue in wanted.queues if queue in wanted.limits)
     locks = [Ask("lock_queue", (wanted.namespace, queue)) for queue in limited]
     *_, rows = yield [*locks, Ask("timed_due", (micros(now), MATURED_AT_ONCE))]
     yield from ripen([read_job(row) for row in rows], now)
-    start = partial(begin, wanted=wanted, now=now, patience=patience)
+    start = partial(begin, wanted=wanted, now=now)
     return (yield from one_by_one(flows.start_best(wanted, start)))
 
 
@@ -321,13 +321,13 @@ def ripen(jobs: Sequence[Job], now: datetime) -> Talk[None]:
     yield from written(draft)
 
 
-def begin(candidates: Sequence[Job], wanted: Lease, now: datetime, patience: Patience) -> Flow[list[Job]]:
+def begin(candidates: Sequence[Job], wanted: Lease, now: datetime) -> Flow[list[Job]]:
     """Start candidates, which are locked already, after locking whoever else their start concerns."""
     book = Book()
     for job in candidates:
         book.put(job)
     fenced = {job.key for job in candidates if job.key is not None and may_let_go(job)}
-    yield from spread(load_keys(book, set(), fenced, patience))
+    yield from spread(load_keys(book, set(), fenced))
     draft = Draft(book)
     started = start_in(book, candidates, wanted, now, draft.enter)
     yield from spread(written(draft))

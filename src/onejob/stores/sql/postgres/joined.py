@@ -69,6 +69,7 @@ def guarded(talk: Talk[Settled], house: House) -> Talk[list[Any]]:
     try:
         [[[found, isolation, lock_timeout]]] = yield [Ask("joined")]
         check_ours(found, house)
+        yield [Ask("lock_timeout", (Patience(int(house.timeout * 1000)).text,))]
         answers, writes = yield from talk
         yield [*writes, Ask("notify", (house.herald,)), Ask("lock_timeout", (lock_timeout,)), Ask("release")]
     except Exception as error:

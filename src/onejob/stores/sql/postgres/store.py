@@ -19,7 +19,7 @@ from onejob.stores.sql.flows import Flow
 from onejob.stores.sql.postgres import flows, health, joined
 from onejob.stores.sql.postgres.address import Address
 from onejob.stores.sql.postgres.engine import Engine
-from onejob.stores.sql.postgres.flows import LATER, Patience, one_by_one
+from onejob.stores.sql.postgres.flows import LATER, one_by_one
 from onejob.stores.sql.postgres.hints import Herald, Listener
 from onejob.stores.sql.postgres.schema import script_after
 
@@ -107,9 +107,8 @@ class PostgresStore:
 
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs that nobody else is about to start."""
-        patience = Patience(int(self._timeout * 1000))
         return await self._in_thread(
-            lambda engine: engine.transact(lambda: flows.lease(wanted, engine.now(), patience))
+            lambda engine: engine.transact(lambda: flows.lease(wanted, engine.now()))
         )
 
     def tally(self, tallies: Sequence[Tally]) -> None:

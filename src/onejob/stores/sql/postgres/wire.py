@@ -10,7 +10,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from onejob.stores.sql.flows import Ask
-from onejob.stores.sql.postgres.flows import Settled, Talk, converse
+from onejob.stores.sql.postgres.flows import Patience, Settled, Talk, converse
 from onejob.stores.sql.rows import Row
 from onejob.stores.sql.statements import statements
 
@@ -46,7 +46,7 @@ def ask_all(connection: Connection[Any], asks: Sequence[Ask]) -> list[list[Row]]
     return [rows_of(cursor) for cursor in cursors]
 
 
-def transact(connection: Connection[Any], talk: Talk[Settled]) -> list[Any]:
+def transact(connection: Connection[Any], talk: Talk[Settled], patience: Patience) -> list[Any]:
     """Carry on a talk in one transaction, write what it decided, and give its answers."""
     begun = False
 
@@ -55,12 +55,11 @@ def transact(connection: Connection[Any], talk: Talk[Settled]) -> list[Any]:
         if begun:
             return ask_all(connection, asks)
         begun = True
-        return ask_all(connection, [Ask("begin"), *asks])[1:]
+        return ask_all(connection, [Ask("begin"), Ask("bounds", (patience.text,)), *asks])[2:]
 
     try:
         answers, writes = converse(talk, ask_inside)
-        if begun or writes:
-            commit(connection, writes if begun else [Ask("begin"), *writes])
+        commit(connection, writes)
     except BaseException:
         undo(connection)
         raise
