@@ -97,7 +97,7 @@ def durability(settings: Settings) -> Iterator[Finding]:
     else:
         yield Finding("fsync", "ok", "fsync and full_page_writes are on.")
     if settings.synchronous_commit == "off":
-        message = "synchronous_commit=off: a crash of the server may take the last commits, although they were answered."
+        message = "synchronous_commit=off: a crash may take the last requests, although they were answered."
         advice = "ALTER ROLE … SET synchronous_commit = on, if they matter."
         yield Finding("synchronous_commit", "warn", message, advice)
     else:

@@ -43,11 +43,9 @@ class PostgresStore:
         url: str,
         *,
         admission_timeout: float = 5.0,
-        listen: str | bool = True,
         clock: Callable[[], datetime] | None = None,
     ) -> None:
         self._address = Address(url)
-        self._listen = listen
         self._timeout = admission_timeout
         self._clock = clock
         self._bell = Bell()
@@ -167,9 +165,13 @@ class PostgresStore:
 
     def _listening_at(self, engine: Engine) -> str | None:
         """Choose where to listen: where we were told to, or here unless a pooler would swallow the calls."""
-        if isinstance(self._listen, str):
-            return self._listen
-        return self._address.url if self._listen and not engine.pooled else None
+        match self._address.listen:
+            case "off":
+                return None
+            case "on":
+                return None if engine.pooled else self._address.url
+            case elsewhere:
+                return elsewhere
 
     async def wait(self, timeout: float, since: int | None = None) -> None:
         """Wait for a change; look again soon if nobody can tell us of one."""
