@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -42,8 +43,8 @@ async def move(app: App, target: str, *, history: bool, as_json: bool) -> int:
 @contextmanager
 def progress(*, hidden: bool) -> Iterator[Callable[[int, int], None]]:
     """Show a bar on a terminal, which learns its length with the first step."""
-    file = click.get_text_stream("stderr")
-    with click.progressbar(length=0, label="moving", file=file, hidden=hidden) as bar:
+    shown: Any = click.progressbar(length=0, label="moving", file=sys.stderr, hidden=hidden)
+    with shown as bar:
 
         def tell(done: int, total: int) -> None:
             bar.length = total
