@@ -363,9 +363,11 @@ DELETE FROM onejob_marks USING jsonb_populate_recordset(NULL::onejob_marks, $1::
 WHERE onejob_marks.key = old.key;
 
 -- name: tally
+-- Counters that are named more than once are summed first: one statement may touch a row only once.
 INSERT INTO onejob_tallies (namespace, task, outcome, job_id, count, last_at)
-SELECT namespace, task, outcome, job_id, count, last_at
+SELECT namespace, task, outcome, job_id, sum(count), max(last_at)
 FROM jsonb_populate_recordset(NULL::onejob_tallies, $1::text::jsonb)
+GROUP BY namespace, task, outcome, job_id
 ORDER BY namespace, task, outcome, job_id
 ON CONFLICT (namespace, task, outcome, job_id) DO UPDATE SET
     count = onejob_tallies.count + excluded.count, last_at = excluded.last_at;

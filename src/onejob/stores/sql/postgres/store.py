@@ -12,7 +12,17 @@ from typing import Any, TypeVar
 from onejob.forks import generation
 from onejob.job import Job, View
 from onejob.stores.bell import Bell
-from onejob.stores.contract import Counts, Filter, Finding, Guarantees, Lease, Schema, Step, Tally
+from onejob.stores.contract import (
+    Counts,
+    Filter,
+    Finding,
+    Guarantees,
+    Lease,
+    Schema,
+    Step,
+    Tally,
+    utcnow,
+)
 from onejob.stores.lane import Closed
 from onejob.stores.sql import flows as common
 from onejob.stores.sql.flows import Flow
@@ -236,7 +246,7 @@ class PostgresStore:
 
     def migration_sql(self) -> str:
         """Write out what `migrate` would run now, as one script."""
-        return script_after(self.schema().found, self.now())
+        return script_after(self.schema().found, (self._clock or utcnow)())  # asking the server would open
 
     async def examine(self) -> list[Finding]:
         """Look at the server and its settings."""
