@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
-from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
 from onejob.errors import OnejobError
@@ -23,7 +22,14 @@ from onejob.stores.book import Book
 from onejob.stores.contract import Lease, Step, Tally
 from onejob.stores.sql import flows
 from onejob.stores.sql.flows import MATURED_AT_ONCE, Ask, Flow, may_let_go, start_in
-from onejob.stores.sql.postgres.records import WHOLE, array, record_of_mark, record_of_tally, shape_of
+from onejob.stores.sql.postgres.records import (
+    WHOLE,
+    array,
+    read_record,
+    record_of_mark,
+    record_of_tally,
+    shape_of,
+)
 from onejob.stores.sql.rows import Row, micros, read_job, read_mark
 
 T = TypeVar("T")
@@ -47,6 +53,7 @@ class Later:
 
 
 LATER = Later()
+INSERTED = (None, None, True)
 
 
 class Settled(NamedTuple):
@@ -82,20 +89,23 @@ def one_by_one(flow: Flow[T]) -> Talk[T]:
 # ── admission, hoping ─────────────────────────────────────────────────────────────────────────────
 
 
-def admit(steps: Sequence[Step], now: datetime, patience: Patience) -> Talk[list[Any]]:
-    """Insert what is new, answer what changes nothing; LATER stands for all else."""
+def admit(steps: Sequence[Step], now: datetime, patience: Patience) -> Talk[tuple[list[Any], bool]]:
+    """Insert what is new, answer what changes nothing; LATER stands for all else. Tell if a job is new."""
     hopes = dict(hopeful(steps, now))
     book, inserted, unseen = Book(), set[int](), set[bytes | None]()
     if hopes:
         jobs = [changes.inserts[0] for changes in hopes.values()]
         [rows] = yield [Ask("admit", (array(map(WHOLE, jobs)), patience.text))]
-        refused = {job_id: list(group) for job_id, group in groupby(sorted(rows, key=first), key=first)}
+        refused = {job_id: others for job_id, *others in rows}
         for index, job in zip(hopes, jobs, strict=True):
-            if is_mine(job, refused.get(job.id)):
+            holder, successor, there = refused.get(job.id, INSERTED)
+            if there:  # by this statement, or by an earlier try whose answer was lost
                 inserted.add(index)
                 book.put(job)
-            elif not take_in(book, refused[job.id]):
+            elif holder is None and successor is None:
                 unseen.add(job.key)
+            else:
+                take_in(book, (holder, successor))
     answers: list[Any] = []
     for index, step in enumerate(steps):
         if index in inserted:
@@ -105,7 +115,7 @@ def admit(steps: Sequence[Step], now: datetime, patience: Patience) -> Talk[list
         if answer is LATER:
             unseen.add(step.key)  # so that what comes after it comes after it
         answers.append(answer)
-    return answers
+    return answers, bool(inserted)
 
 
 def hopeful(steps: Sequence[Step], now: datetime) -> Iterator[tuple[int, Changes]]:
@@ -128,22 +138,11 @@ def needs_locks(step: Step, keys: Collection[bytes | None]) -> bool:
     return step.job_id is not None or step.marks or step.key in keys
 
 
-def first(row: Row) -> Any:
-    """Read a row's first column."""
-    return row[0]
-
-
-def is_mine(job: Job, refused: Sequence[Row] | None) -> bool:
-    """Tell whether the job was inserted: now, or by an earlier try whose answer was lost."""
-    return refused is None or any(row[1] == job.id for row in refused)
-
-
-def take_in(book: Book, rows: Iterable[Row]) -> bool:
-    """Take those who stood in a job's way into the book; False if the snapshot showed nobody."""
-    standing = [read_job(row[1:]) for row in rows if row[1] is not None]
-    for job in standing:
-        book.put(job)
-    return bool(standing)
+def take_in(book: Book, standing: Iterable[str | None]) -> None:
+    """Take those who stood in a job's way into the book."""
+    for record in standing:
+        if record is not None:
+            book.put(read_record(record))
 
 
 def foresee(book: Book, step: Step, now: datetime) -> Any:

@@ -77,7 +77,6 @@ class PostgresStore:
         answers: list[Any] = await self._await(lambda engine: engine.apply(steps))
         if LATER in answers:
             answers = await self._in_thread(partial(wait_for_the_rest, steps, answers))
-        self._ring()
         return answers
 
     def apply_now(self, steps: Sequence[Step]) -> list[Any]:
@@ -87,7 +86,6 @@ class PostgresStore:
         answers = self._use(lambda engine: engine.apply_now(steps))
         if LATER in answers:
             answers = self._use(partial(wait_for_the_rest, steps, answers))
-        self._ring()
         return answers
 
     async def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
@@ -227,7 +225,9 @@ class PostgresStore:
             return engine
         with self._opening:
             if self._engine is None or self._engine.generation != generation():
-                self._engine = Engine(self._address.url, self._address.place, self._timeout, self._clock)
+                self._engine = Engine(
+                    self._address.url, self._address.place, self._timeout, self._clock, self._ring
+                )
                 self._herald, self._listener = Herald(self._engine.run), None
             return self._engine
 

@@ -29,7 +29,8 @@ def send(connection: Connection[Any], question: Ask) -> RawCursor[Any]:
 
 def rows_of(cursor: RawCursor[Any]) -> list[Row]:
     """Fetch what a statement gave."""
-    return cursor.fetchall() if cursor.description is not None else []
+    result = cursor.pgresult  # `description` would describe every column, which costs more than the statement
+    return cursor.fetchall() if result is not None and result.nfields else []
 
 
 def ask(connection: Connection[Any], question: Ask) -> list[Row]:
@@ -46,8 +47,8 @@ def ask_all(connection: Connection[Any], asks: Sequence[Ask]) -> list[list[Row]]
     return [rows_of(cursor) for cursor in cursors]
 
 
-def transact(connection: Connection[Any], talk: Talk[Settled], patience: Patience) -> list[Any]:
-    """Carry on a talk in one transaction, write what it decided, and give its answers."""
+def transact(connection: Connection[Any], talk: Talk[Settled], patience: Patience) -> Settled:
+    """Carry on a talk in one transaction, and write what it decided."""
     begun = False
 
     def ask_inside(asks: Sequence[Ask]) -> list[list[Row]]:
@@ -58,12 +59,12 @@ def transact(connection: Connection[Any], talk: Talk[Settled], patience: Patienc
         return ask_all(connection, [Ask("begin"), Ask("bounds", (patience.text,)), *asks])[2:]
 
     try:
-        answers, writes = converse(talk, ask_inside)
-        commit(connection, writes)
+        settled = converse(talk, ask_inside)
+        commit(connection, settled.writes)
     except BaseException:
         undo(connection)
         raise
-    return answers
+    return settled
 
 
 def commit(connection: Connection[Any], writes: Sequence[Ask]) -> None:
