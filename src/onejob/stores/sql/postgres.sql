@@ -1,7 +1,9 @@
 -- Every statement of the PostgreSQL store, whole. Parameters are numbered and cast, so that any driver can
 -- send them; rows go in as one JSON array, keys as one run of 32 bytes each and their number.
 -- Columns of onejob_jobs are always read in the order of the table. Lookups are LATERAL: one index probe per
--- key, whatever the planner believes about the size of the table.
+-- key, whatever the planner believes about the size of the table: a plan that was made while it was empty is
+-- kept when it has grown. LIMIT 1 makes sure of it where the planner would rather join, and so does a condition
+-- that is always true (id || '' = id) where there can be no LIMIT: it makes one row of the 100 that are expected.
 
 -- name: schema_version
 SELECT max(version) FROM onejob_schema;
@@ -42,12 +44,6 @@ SELECT id FROM onejob_installation;
 
 -- name: begin
 BEGIN ISOLATION LEVEL READ COMMITTED;
-
--- name: bounds
--- For the length of a transaction: how long to wait for others, and plans that probe indexes whatever the
--- planner believes about the size of the tables.
-SELECT set_config('lock_timeout', $1::text, true), set_config('enable_seqscan', 'off', true),
-    set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true);
 
 -- name: commit
 COMMIT;
@@ -93,7 +89,7 @@ SELECT
     refused.id,
     (SELECT row_to_json(job)::text FROM onejob_jobs AS job WHERE job.held_key = refused.held_key),
     (SELECT row_to_json(job)::text FROM onejob_jobs AS job WHERE job.next_key = refused.held_key),
-    EXISTS (SELECT FROM onejob_jobs AS job WHERE job.id = refused.id)
+    (SELECT true FROM onejob_jobs AS job WHERE job.id = refused.id)
 FROM refused;
 
 -- ── deciding under locks: a statement that waited keeps its old snapshot, so lock, then read in the next ──
@@ -117,8 +113,7 @@ FROM (SELECT value FROM json_array_elements_text($1::text::json) ORDER BY value)
 CROSS JOIN LATERAL (SELECT * FROM onejob_jobs WHERE id = named.value FOR NO KEY UPDATE) AS locked;
 
 -- name: lock_holders
--- Running holders of keys: they may renew their lease meanwhile, but not end. The state is compared in a way
--- that hides it from the planner, who would scan the index of leases instead of probing for the id.
+-- Running holders of keys: they may renew their lease meanwhile, but not end.
 WITH keys AS MATERIALIZED (
     SELECT substring($1::bytea FROM i * 32 + 1 FOR 32) AS key FROM generate_series(0, $2::int - 1) AS i
 ),
@@ -128,7 +123,8 @@ named AS MATERIALIZED (
     ) AS standing
 )
 SELECT locked.id FROM (SELECT id FROM named ORDER BY id) AS named CROSS JOIN LATERAL (
-    SELECT id FROM onejob_jobs WHERE id = named.id AND state || '' = 'active' FOR KEY SHARE
+    SELECT id FROM onejob_jobs
+    WHERE id = named.id AND state || '' = 'active' FOR KEY SHARE -- not by the index of all that is active
 ) AS locked;
 
 -- name: lock_standing
@@ -164,7 +160,7 @@ SELECT * FROM onejob_jobs WHERE id = $1::text;
 
 -- name: jobs
 SELECT found.* FROM json_array_elements_text($1::text::json) AS named CROSS JOIN LATERAL (
-    SELECT * FROM onejob_jobs WHERE id = named.value
+    SELECT * FROM onejob_jobs WHERE id = named.value LIMIT 1
 ) AS found;
 
 -- name: standing
@@ -207,7 +203,7 @@ WITH keys AS MATERIALIZED (
 )
 SELECT mark.* FROM keys CROSS JOIN LATERAL (
     SELECT key, version, job, void, touched_at, prior_version, prior_job
-    FROM onejob_marks WHERE onejob_marks.key = keys.key
+    FROM onejob_marks WHERE onejob_marks.key = keys.key LIMIT 1
 ) AS mark;
 
 -- name: marked
@@ -216,9 +212,9 @@ WITH keys AS MATERIALIZED (
     SELECT substring($1::bytea FROM i * 32 + 1 FOR 32) AS key FROM generate_series(0, $2::int - 1) AS i
 )
 SELECT named.* FROM keys CROSS JOIN LATERAL (
-    SELECT job FROM onejob_marks WHERE onejob_marks.key = keys.key
+    SELECT job FROM onejob_marks WHERE onejob_marks.key = keys.key LIMIT 1
 ) AS mark CROSS JOIN LATERAL (
-    SELECT * FROM onejob_jobs WHERE id = mark.job
+    SELECT * FROM onejob_jobs WHERE id = mark.job LIMIT 1
 ) AS named;
 
 -- name: next_due
@@ -323,24 +319,28 @@ UPDATE onejob_jobs SET
     version = new.version, superseded_by = new.superseded_by, reason = new.reason, token = new.token,
     worker = new.worker, lease_until = new.lease_until, cancel_requested = new.cancel_requested, errors
     = new.errors, result = new.result, progress = new.progress
-FROM json_populate_recordset(NULL::onejob_jobs, $1::text::json) AS new WHERE onejob_jobs.id = new.id;
+FROM json_populate_recordset(NULL::onejob_jobs, $1::text::json) AS new
+WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 
 -- name: start_job
 -- What a start changes. The fewer columns are named, the less is sent.
 UPDATE onejob_jobs SET
     state = new.state, attempt = new.attempt, started_at = new.started_at, token = new.token, worker =
     new.worker, lease_until = new.lease_until
-FROM json_populate_recordset(NULL::onejob_jobs, $1::text::json) AS new WHERE onejob_jobs.id = new.id;
+FROM json_populate_recordset(NULL::onejob_jobs, $1::text::json) AS new
+WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 
 -- name: end_job
 -- What the end of a run changes.
 UPDATE onejob_jobs SET
     state = new.state, finished_at = new.finished_at, held_key = new.held_key, reason = new.reason,
     worker = new.worker, lease_until = new.lease_until, result = new.result
-FROM json_populate_recordset(NULL::onejob_jobs, $1::text::json) AS new WHERE onejob_jobs.id = new.id;
+FROM json_populate_recordset(NULL::onejob_jobs, $1::text::json) AS new
+WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 
 -- name: delete_job
-DELETE FROM onejob_jobs WHERE id IN (SELECT json_array_elements_text($1::text::json));
+DELETE FROM onejob_jobs USING json_array_elements_text($1::text::json) AS old
+WHERE id = old.value AND old.value || '' = old.value;
 
 -- name: insert_mark
 -- A key's first mark; if somebody else has set one meanwhile, this fails and the step is tried again.
@@ -352,11 +352,12 @@ FROM json_populate_recordset(NULL::onejob_marks, $1::text::json) ORDER BY key;
 UPDATE onejob_marks SET
     version = new.version, job = new.job, void = new.void, touched_at = new.touched_at,
     prior_version = new.prior_version, prior_job = new.prior_job
-FROM json_populate_recordset(NULL::onejob_marks, $1::text::json) AS new WHERE onejob_marks.key = new.key;
+FROM json_populate_recordset(NULL::onejob_marks, $1::text::json) AS new
+WHERE onejob_marks.key = new.key AND new.key || '' = new.key;
 
 -- name: drop_mark
 DELETE FROM onejob_marks USING json_populate_recordset(NULL::onejob_marks, $1::text::json) AS old
-WHERE onejob_marks.key = old.key;
+WHERE onejob_marks.key = old.key AND old.key || '' = old.key;
 
 -- name: tally
 -- Counters that are named more than once are summed first: one statement may touch a row only once.

@@ -56,7 +56,7 @@ def transact(connection: Connection[Any], talk: Talk[Settled], patience: Patienc
         if begun:
             return ask_all(connection, asks)
         begun = True
-        return ask_all(connection, [Ask("begin"), Ask("bounds", (patience.text,)), *asks])[2:]
+        return ask_all(connection, [Ask("begin"), Ask("lock_timeout", (patience.text,)), *asks])[2:]
 
     try:
         settled = converse(talk, ask_inside)
