@@ -17,7 +17,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from onejob.errors import AdmissionBusy, ForeignConnection, InvalidCall, StoreError, TransactionConflict
-from onejob.stores.contract import Step
+from onejob.stores.contract import Step, Tally
 from onejob.stores.sql.flows import Ask
 from onejob.stores.sql.postgres import flows
 from onejob.stores.sql.postgres.faults import UNDEFINED_TABLE, UNIQUE, is_race, sqlstate, translated
@@ -75,6 +75,14 @@ def guarded(talk: Talk[Settled], house: House) -> Talk[list[Any]]:
         yield [Ask("undo"), Ask("release")]
         raise named(error, isolation, house) from error
     return answers
+
+
+def tally(tallies: Sequence[Tally], now: datetime, house: House) -> Talk[None]:
+    """Count what was absorbed, in rows that concern no other transaction."""
+    try:
+        yield from flows.tally(tallies, now, apart=True)
+    except Exception as error:
+        raise named(error, "", house) from error
 
 
 def check_ours(found: str, house: House) -> None:
