@@ -32,6 +32,7 @@ NEITHER = (
 )
 AWAIT = "connection= is asynchronous: await task.enqueue(…) instead of calling enqueue_sync."
 BEGIN = "connection= is not in a transaction: begin one first, so that the job can stand or fall with it."
+ANYBODY = "a caller"  # we do not see the commit, so this process has to be told of it like any other
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,6 @@ class House:
     place: str
     installation: str
     timeout: float
-    herald: str  # the name under which others are told of changes
 
 
 # ── what is done there ────────────────────────────────────────────────────────────────────────────
@@ -70,7 +70,7 @@ def guarded(talk: Talk[Settled], house: House) -> Talk[list[Any]]:
         [[[found, isolation, lock_timeout]]] = yield [Ask("joined")]
         check_ours(found, house)
         answers, writes = yield from talk
-        yield [*writes, Ask("notify", (house.herald,)), Ask("lock_timeout", (lock_timeout,)), Ask("release")]
+        yield [*writes, Ask("notify", (ANYBODY,)), Ask("lock_timeout", (lock_timeout,)), Ask("release")]
     except Exception as error:
         yield [Ask("undo"), Ask("release")]
         raise named(error, isolation, house) from error

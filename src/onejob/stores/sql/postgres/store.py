@@ -114,8 +114,7 @@ class PostgresStore:
 
     def _house(self) -> joined.House:
         engine = self._open()
-        assert self._herald is not None  # it came with the engine
-        return joined.House(engine.place, engine.installation, self._timeout, self._herald.name)
+        return joined.House(engine.place, engine.installation, self._timeout)
 
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs that nobody else is about to start."""
