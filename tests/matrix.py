@@ -51,7 +51,7 @@ def lines() -> Iterator[Line]:
             seen.add(name)
             yield Line(name, program.kind, lambda program=program: alone(program))  # type: ignore[misc]
     if servers.offered("pgbouncer"):
-        yield Line("PgBouncer, transaction mode", "postgres", bounced, "plans or interleavings or state_machine")
+        yield Line("PgBouncer, by transaction", "postgres", bounced, "plans or interleavings or state_machine")
     yield Line("cluster of three", "redis", clustered)
 
 

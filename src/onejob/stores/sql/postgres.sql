@@ -271,8 +271,9 @@ WHERE namespace = $1::text AND (held_key IS NOT NULL OR next_key IS NOT NULL)
     AND state IN ('scheduled', 'available', 'pending', 'retryable');
 
 -- name: tallies
-SELECT namespace, task, outcome, job_id, count, last_at FROM onejob_tallies
-WHERE namespace = $1::text ORDER BY namespace, task, outcome, job_id;
+SELECT namespace, task, outcome, job_id, sum(count)::bigint, max(last_at) FROM onejob_tallies
+WHERE namespace = $1::text
+GROUP BY namespace, task, outcome, job_id ORDER BY namespace, task, outcome, job_id;
 
 -- ── leasing ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -360,14 +361,32 @@ DELETE FROM onejob_marks USING json_populate_recordset(NULL::onejob_marks, $1::t
 WHERE onejob_marks.key = old.key AND old.key || '' = old.key;
 
 -- name: tally
--- Counters that are named more than once are summed first: one statement may touch a row only once.
-INSERT INTO onejob_tallies (namespace, task, outcome, job_id, count, last_at)
-SELECT namespace, task, outcome, job_id, sum(count), max(last_at)
-FROM json_populate_recordset(NULL::onejob_tallies, $1::text::json)
+-- Add to the counters, together with what callers' transactions have left apart.
+WITH parts AS (
+    DELETE FROM onejob_tallies WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM onejob_tallies WHERE part <> '' LIMIT 1000 FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING namespace, task, outcome, job_id, count, last_at
+),
+counted AS (
+    SELECT namespace, task, outcome, job_id, count, last_at
+    FROM json_populate_recordset(NULL::onejob_tallies, $1::text::json)
+    UNION ALL
+    SELECT * FROM parts
+)
+INSERT INTO onejob_tallies (namespace, task, outcome, job_id, part, count, last_at)
+SELECT namespace, task, outcome, job_id, '', sum(count), max(last_at) FROM counted
 GROUP BY namespace, task, outcome, job_id
 ORDER BY namespace, task, outcome, job_id
-ON CONFLICT (namespace, task, outcome, job_id) DO UPDATE SET
+ON CONFLICT (namespace, task, outcome, job_id, part) DO UPDATE SET
     count = onejob_tallies.count + excluded.count, last_at = excluded.last_at;
+
+-- name: tally_apart
+-- Count in a caller's transaction: in rows of its own, so that it waits for nobody and nobody for it.
+INSERT INTO onejob_tallies (namespace, task, outcome, job_id, part, count, last_at)
+SELECT namespace, task, outcome, job_id, gen_random_uuid()::text, sum(count), max(last_at)
+FROM json_populate_recordset(NULL::onejob_tallies, $1::text::json)
+GROUP BY namespace, task, outcome, job_id;
 
 -- ── hints, and the caller's transaction ─────────────────────────────────────────────────────────────
 

@@ -353,9 +353,10 @@ def spread(talk: Talk[T]) -> Flow[T]:
         return stop.value  # type: ignore[no-any-return]
 
 
-def tally(tallies: Sequence[Tally], now: datetime) -> Talk[None]:
-    """Add to the counters of absorbed requests."""
-    yield [Ask("tally", (array(record_of_tally(one, now) for one in tallies),))]
+def tally(tallies: Sequence[Tally], now: datetime, *, apart: bool = False) -> Talk[None]:
+    """Add to the counters of absorbed requests, or leave it to the next to add `apart` from them."""
+    records = array(record_of_tally(one, now) for one in tallies)
+    yield [Ask("tally_apart" if apart else "tally", (records,))]
 
 
 def converse(talk: Talk[T], ask_all: Callable[[Sequence[Ask]], list[list[Row]]]) -> T:

@@ -100,16 +100,17 @@ class PostgresStore:
 
     async def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
         """Count inside the caller's transaction, so that a rollback takes the count back."""
-        await joined.run(connection, flows.tally(tallies, self.now()), self._house())
+        house = self._house()
+        await joined.run(connection, joined.tally(tallies, self.now(), house), house)
 
     def tally_within_now(self, connection: Any, tallies: Sequence[Tally]) -> None:
         """Count inside the caller's transaction, so that a rollback takes the count back."""
-        joined.run_now(connection, flows.tally(tallies, self.now()), self._house())
+        house = self._house()
+        joined.run_now(connection, joined.tally(tallies, self.now(), house), house)
 
     def _house(self) -> joined.House:
         engine = self._open()
-        assert self._herald is not None  # it came with the engine
-        return joined.House(engine.place, engine.installation, self._timeout, self._herald.name)
+        return joined.House(engine.place, engine.installation, self._timeout)
 
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs that nobody else is about to start."""
