@@ -51,7 +51,8 @@ def lines() -> Iterator[Line]:
             seen.add(name)
             yield Line(name, program.kind, lambda program=program: alone(program))  # type: ignore[misc]
     if servers.offered("pgbouncer"):
-        yield Line("PgBouncer, by transaction", "postgres", bounced, "plans or interleavings or state_machine")
+        without = "plans or interleavings or state_machine"  # these end the connections of others
+        yield Line("PgBouncer, by transaction", "postgres", bounced, without)
     yield Line("cluster of three", "redis", clustered)
 
 
