@@ -16,6 +16,7 @@ from onejob import App, Job, Outcome, State, Task, Unique
 from onejob.errors import StoreUnavailable
 from onejob.lifecycle import Completed
 from onejob.stores.contract import Filter
+from onejob.stores.sql.postgres import engine
 from onejob.stores.sql.postgres.store import PostgresStore
 from onejob.testing import Clock
 from tests.contract.stage import Stage, open_stage
@@ -110,15 +111,16 @@ async def test_a_bulk_meets_the_completion_of_the_same_keys(apps: list[App]) -> 
 
 
 @pytest.fixture
-def stage(postgres_url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    with open_stage(postgres_url, clock, monkeypatch, 20_000) as stage:
+def stage(postgres_url: str, clock: Clock) -> Iterator[Stage]:
+    with open_stage(postgres_url, clock) as stage:
         yield stage
 
 
 def test_a_holder_that_ends_between_the_conflict_and_the_look_leaves_the_key_to_the_newcomer(
-    stage: Stage,
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newcomer's statement began before the holder's commit, so that it can see neither row."""
+    monkeypatch.setattr(engine, "BRIEFLY", 20_000)
     holder, newcomer = stage.sessions
     holder.begin([ask(1, COALESCE)], visiting=True)
     while holder.next != "the caller's commit":
