@@ -16,20 +16,26 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import Connection
+from psycopg.errors import DeadlockDetected
 
 from onejob.stores.contract import Lease, Step, Store
 from onejob.stores.sql.flows import Ask
 from onejob.stores.sql.postgres import engine, joined, wire
 from onejob.stores.sql.postgres.store import PostgresStore
-from onejob.stores.sql.rows import Row
+from onejob.stores.sql.rows import Row, read_job, read_mark
 from onejob.testing import Clock
 
 PATIENCE = 30.0  # seconds for what is bound to happen
 LOOK = 0.002  # seconds after which a statement that has not ended may be waiting
+MARKS = """
+SELECT key, version, job, void, touched_at, prior_version, prior_job FROM onejob_marks ORDER BY key
+"""
 PASSING = {  # statements that change nothing for others, or that go with the one before them
     *("begin", "rollback", "savepoint", "undo", "release", "joined", "lock_timeout", "lock_marks"),
     *("marks", "marked", "notify", "clock", "installation", "backend", "known_tables", "schema_version"),
 }
+
+MANY = 1000  # statements: more than there are
 
 Act = Sequence[Step] | Lease
 
@@ -139,6 +145,7 @@ class Stage:
     """Sessions, and an observer who sees what they have done."""
 
     def __init__(self, url: str, clock: Clock, stack: ExitStack) -> None:
+        self.deadlocks = 0  # which the server had to resolve
         self.observer = stack.enter_context(psycopg.connect(url, autocommit=True))
         self.store = PostgresStore(url, clock=clock, listen=False)
         stack.callback(lambda: asyncio.run(self.store.close()))
@@ -157,6 +164,17 @@ class Stage:
         for table in ("jobs", "marks"):
             self.observer.execute(f"DELETE FROM onejob_{table}".encode())  # noqa: S608 - our own names
             self.observer.execute(f"INSERT INTO onejob_{table} TABLE kept_{table}".encode())
+
+    def clear(self) -> None:
+        """Leave nothing of an earlier scene."""
+        self.observer.execute("TRUNCATE onejob_jobs, onejob_marks, onejob_tallies")
+        self.observer.execute("DROP TABLE IF EXISTS kept_jobs, kept_marks")
+
+    def remains(self) -> list[Any]:
+        """Read all jobs and marks."""
+        jobs = self.observer.execute("SELECT * FROM onejob_jobs ORDER BY id", binary=True).fetchall()
+        marks = self.observer.execute(MARKS, binary=True).fetchall()
+        return [[read_job(row) for row in jobs], [read_mark(row) for row in marks]]
 
     def stop_before(self, connection: Connection[Any], name: str) -> None:
         """Let the session whose connection this is stand before a statement."""
@@ -198,12 +216,6 @@ class Stage:
                 return
             session.step(self.observer)
 
-    def deadlocks(self) -> int:
-        """Count the deadlocks that the server had to resolve in this database."""
-        sql = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-        [[number]] = self.observer.execute(sql).fetchall()
-        return int(number)
-
 
 class Order:
     """Who begins, after how many statements the other takes over, and after how many it gives back."""
@@ -218,29 +230,33 @@ class Order:
 
 
 @contextmanager
-def open_stage(url: str, clock: Clock, patch: pytest.MonkeyPatch, briefly: int) -> Iterator[Stage]:
+def open_stage(url: str, clock: Clock) -> Iterator[Stage]:
     """Open sessions whose statements are sent one at a time and can be stopped."""
     with ExitStack() as stack:
         stage = Stage(url, clock, stack)
 
         def ask(connection: Connection[Any], question: Ask) -> list[Row]:
             stage.stop_before(connection, question.name)
-            return wire.rows_of(wire.send(connection, question))
+            try:
+                return wire.rows_of(wire.send(connection, question))
+            except DeadlockDetected:
+                stage.deadlocks += 1
+                raise
 
         def ask_all(connection: Connection[Any], asks: Sequence[Ask]) -> list[list[Row]]:
             return [ask(connection, one) for one in asks]
 
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
         for module in (wire, engine, joined):
             patch.setattr(module, "ask", ask)
         for module in (wire, engine):
             patch.setattr(module, "ask_all", ask_all)
-        patch.setattr(engine, "BRIEFLY", briefly)
         yield stage
 
 
-def orders(lengths: Sequence[int]) -> Iterator[Order]:
-    """Yield every order in which hands change three times at most, for runs of so many statements."""
+def orders(lengths: Sequence[int], *, changes: int) -> Iterator[Order]:
+    """Yield every order in which hands change two or three times at most, for runs of so many statements."""
     for who in ((0, 1), (1, 0)):
         for first in range(lengths[who[0]] + 1):
-            for second in range(lengths[who[1]] + 1):
+            for second in range(lengths[who[1]] + 1) if changes > 2 else [MANY]:
                 yield Order(who, (first, second))

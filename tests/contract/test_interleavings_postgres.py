@@ -6,6 +6,7 @@ The memory store is the oracle: it carries out the same steps one after the othe
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,10 +25,14 @@ from onejob.job import fingerprint
 from onejob.lifecycle import Completed, Failed, HandedBack, Result
 from onejob.stores.contract import Filter, Lease, Step, Store
 from onejob.stores.memory import MemoryStore
+from onejob.stores.sql.postgres import engine
 from onejob.testing import Clock
+from tests.conftest import Database
 from tests.contract.stage import Act, Stage, do, open_stage, orders
 
 pytestmark = [pytest.mark.races, pytest.mark.timeout(600)]
+
+DEEP = os.environ.get("ONEJOB_HYPOTHESIS") == "deep"  # hands change once more
 
 KEYS = (b"a" * 32, b"b" * 32, b"c" * 32)
 TERM = timedelta(seconds=5)
@@ -198,9 +203,10 @@ def plain(answers: Any) -> Any:
 
 
 async def remains(store: Store) -> list[Any]:
-    """Read all that a store holds."""
+    """Read all jobs and marks."""
     jobs = await store.find(Filter(limit=1000, newest_first=False))
-    return [jobs, [(await store.look(key)).mark for key in KEYS]]
+    marks = [(await store.look(key)).mark for key in KEYS]
+    return [jobs, [mark for mark in marks if mark is not None]]
 
 
 def serially(scene: Scene, clock: Clock) -> list[list[Any]]:
@@ -251,32 +257,138 @@ def answered(scene: Scene, answers: Sequence[Any]) -> list[Any]:
 # ── all orders ────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture(params=[1, 20_000], ids=["impatient", "patient"])
-def stage(
-    request: pytest.FixtureRequest, postgres_url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Stage]:
-    """Open sessions that turn aside when somebody is in the way, or that wait."""
-    with open_stage(postgres_url, clock, monkeypatch, request.param) as stage:
+MANNERS = [(False, 20_000), (True, 1), *([(False, 1), (True, 20_000)] if DEEP else [])]
+CROSSING = {  # one locks the successor and then its holder, the other the reverse: the server resolves it
+    "cancel of the successor meets completion",
+    "cancel of the successor meets rerun",
+}
+
+
+@pytest.fixture(scope="module")
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(scope="module")
+def theatre(postgres_database: Database, clock: Clock) -> Iterator[Stage]:
+    postgres_database.empty()
+    with open_stage(postgres_database.url, clock) as stage:
         yield stage
 
 
-@pytest.mark.parametrize("visiting", [(False, False), (True, False)], ids=["own", "visiting"])
+@pytest.fixture
+def stage(theatre: Stage) -> Stage:
+    theatre.clear()
+    return theatre
+
+
+@pytest.mark.parametrize(("visiting", "milliseconds"), MANNERS)
 @pytest.mark.parametrize("name", SCENES)
 def test_two_sessions_leave_what_a_serial_order_would(
-    stage: Stage, clock: Clock, name: str, visiting: tuple[bool, bool]
+    stage: Stage,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    milliseconds: int,
+    *,
+    visiting: bool,
 ) -> None:
+    """The first may be in a caller's transaction; both turn aside soon from who is in the way, or late."""
+    monkeypatch.setattr(engine, "BRIEFLY", milliseconds)
     scene = SCENES[name]
-    if visiting[0] and isinstance(scene.first, Lease):
-        visiting = (False, False)
+    visits = (visiting and not isinstance(scene.first, Lease), False)
     for act in scene.before:
         do(stage.store, act)
     stage.keep_scenery()
     allowed = serially(scene, clock)
-    deadlocks = stage.deadlocks()
-    for order in orders(stage.rehearse(scene.acts, visiting)):
+    stage.deadlocks = 0
+    for order in orders(stage.rehearse(scene.acts, visits), changes=3 if DEEP else 2):
         stage.restore_scenery()
-        answers = answered(scene, stage.perform(scene.acts, order, visiting))
-        left = asyncio.run(remains(stage.store))
+        answers = answered(scene, stage.perform(scene.acts, order, visits))
+        left = stage.remains()
         assert [answers, left] in allowed, (name, order, answers, left)
-        assert asyncio.run(stage.store.find(Filter(stranded=True))) == []
-    assert stage.deadlocks() == deadlocks
+    assert stage.deadlocks == 0 or name in CROSSING
+
+
+# ── who waits for whom ────────────────────────────────────────────────────────────────────────────
+
+
+def open_rerun(stage: Stage) -> None:
+    """Let the first session ask, in a caller's transaction, for another run of what runs, and not commit."""
+    visitor = stage.sessions[0]
+    visitor.begin([ask(8, COALESCE)], visiting=True)
+    while visitor.next != "the caller's commit":
+        visitor.step(stage.observer)
+
+
+def states(stage: Stage) -> dict[int, str]:
+    jobs, _ = stage.remains()
+    return {int(job.id): str(job.state) for job in jobs}
+
+
+def test_a_lease_is_renewed_while_a_callers_open_transaction_relies_on_the_run(stage: Stage) -> None:
+    for act in running(COALESCE):
+        do(stage.store, act)
+    open_rerun(stage)
+    worker = stage.sessions[1]
+    worker.begin([extend(1)], visiting=False)
+    while not worker.done:
+        worker.step(stage.observer)
+    assert worker.waits == 0
+    [renewed] = worker.answer
+    assert renewed.lease_until == stage.store.now() + TERM * 9
+    stage.sessions[0].end()
+    assert [verdict.outcome for verdict in stage.sessions[0].answer] == ["rerun"]
+    assert states(stage) == {1: "active", 8: "pending"}
+
+
+def test_completion_waits_for_a_callers_open_transaction_and_the_rest_of_its_batch_does_not(
+    stage: Stage,
+) -> None:
+    do(stage.store, [ask(n + 1, COALESCE, key) for n, key in enumerate(KEYS)])
+    do(stage.store, LEASE)
+    open_rerun(stage)
+    worker = stage.sessions[1]
+    worker.begin([end(1), end(2), end(3)], visiting=False)
+    while not worker.waits:
+        assert not worker.done
+        worker.step(stage.observer)
+    assert states(stage) == {1: "active", 2: "completed", 3: "completed"}
+    for session in stage.sessions:
+        session.end()
+    assert [job.id for job in worker.answer] == ["00000001", "00000002", "00000003"]
+    assert states(stage) == {1: "completed", 2: "completed", 3: "completed", 8: "available"}
+
+
+def test_a_caller_who_rolls_back_leaves_nothing_for_the_completion_that_waited(stage: Stage) -> None:
+    for act in running(COALESCE):
+        do(stage.store, act)
+    visitor, worker = stage.sessions
+    visitor.store.apply_within_now(visitor.connection, [ask(8, COALESCE)])
+    worker.begin([end(1)], visiting=False)
+    while not worker.waits:
+        assert not worker.done
+        worker.step(stage.observer)
+    visitor.connection.rollback()
+    worker.end()
+    assert states(stage) == {1: "completed"}
+
+
+def test_a_request_that_stops_a_run_waits_for_who_relies_on_it_and_holds_nobody_up(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told to go on at once, it must not ask again and again for what it cannot have."""
+    monkeypatch.setattr(engine, "BRIEFLY", 1)
+    for act in running(COALESCE):
+        do(stage.store, act)
+    open_rerun(stage)
+    newcomer = stage.sessions[1]
+    newcomer.begin([ask(9, CANCEL), ask(2, CANCEL, KEYS[1])], visiting=False)
+    while not newcomer.waits:
+        assert not newcomer.done
+        assert newcomer.stops < 60
+        newcomer.step(stage.observer)
+    assert states(stage) == {1: "active", 2: "available"}
+    for session in stage.sessions:
+        session.end()
+    assert [verdict.outcome for verdict in newcomer.answer] == ["replaced", "created"]

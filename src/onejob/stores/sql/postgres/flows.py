@@ -193,8 +193,10 @@ def load(
     """Lock and read jobs and keys; `shared` takes those that were locked only against their end."""
     alone = {step.job_id for step in steps if step.job_id is not None and step.alone}
     named = {step.job_id for step in steps if step.job_id is not None and not step.alone} | set(rises)
+    skipped = named - set(rises) if patience.skips_locked else set()  # who rises is needed, so waited for
     yield from load_jobs(book, "lock_jobs_alone", alone - named)
-    yield from load_jobs(book, "lock_free_jobs" if patience.skips_locked else "lock_jobs", named)
+    yield from load_jobs(book, "lock_free_jobs", skipped)
+    yield from load_jobs(book, "lock_jobs", named - skipped)
     keys = {book.jobs[job_id].key for job_id in named if job_id in book.jobs}
     keys |= {step.key for step in steps if not step.alone}
     yield from load_keys(book, shared, {key for key in keys if key is not None})
