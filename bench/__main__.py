@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +96,11 @@ def measure_at(
     plan = Plan(rounds, quick, progress.tick, progress.say)
     for benchmark, place in todo:
         progress.enter(f"{benchmark.name} {place.label}")
-        readings += benchmark.run(plan, place)
+        try:
+            readings += benchmark.run(plan, place)
+        except Exception:  # noqa: BLE001 - the others are measured all the same
+            progress.leave()
+            traceback.print_exc()
     progress.leave()
     return readings
 

@@ -8,7 +8,7 @@ from itertools import count, islice
 from statistics import mean, median
 
 from bench.measure import Pair, Plan, Reading, alternate, at_most, below, percentile, shown
-from bench.places import Place
+from bench.places import NoRoom, Place
 from bench.workload import Invoice, job_of, open_app
 
 
@@ -19,7 +19,7 @@ def crowd(plan: Plan, place: Place) -> Iterator[Reading]:
         for finished, live in crowds:
             try:
                 yield from beside(plan, place, (crowded_url, empty_url), finished, live)
-            except MemoryError as error:
+            except NoRoom as error:
                 plan.say(f"left out: {error}")
 
 

@@ -27,6 +27,16 @@ class NoStore(Exception):
     """A store that cannot be measured here."""
 
 
+class NoRoom(Exception):
+    """A crowd that does not fit here."""
+
+
+def check_room(jobs: int, each: int, free: int) -> None:
+    """Refuse a crowd that would need more bytes than there are."""
+    if jobs * each > free:
+        raise NoRoom(f"{jobs:,} jobs need about {jobs * each >> 20:,} MB, but {free >> 20:,} MB are free")
+
+
 class Trace(NamedTuple):
     """What has been written so far: something that changes with every row, and bytes of the log."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ import psycopg
 from psycopg import AsyncConnection, AsyncRawCursor, Connection, RawCursor
 from psycopg.types.json import Jsonb
 
-from bench.places import Place, Trace
+from bench.places import Place, Trace, check_room
 from onejob.job import Job
 from onejob.stores.sql.postgres.records import WHOLE
 from onejob.stores.sql.postgres.store import PostgresStore
@@ -39,8 +40,9 @@ TYPES = (
     | {"cancel_requested": "boolean", "timeout": "double precision", "within": "double precision"}
 )
 CHUNK = 250_000
+NEEDED = 1500  # bytes of disk per job of a crowd, with its indexes and the log
 OWN = {
-    "id": "format('00000000-%s-7000-8000-%s', lpad(to_hex(i >> 16), 4, '0'), lpad(to_hex(i), 12, '0'))",
+    "id": "'00000000-' || lpad(to_hex(i >> 16), 4, '0') || '-7000-8000-' || lpad(to_hex(i), 12, '0')",
     "place": "i",
     "key": "sha256(int8send(i))",
     "payload_digest": "sha256(int8send(i))",
@@ -109,6 +111,7 @@ class Postgres:
 
     def __init__(self, server: Server) -> None:
         self._url = server.url
+        self._folder = server.folder
         self._names = count()
         with self._admin() as admin:
             settings = ("server_version", "fsync", "synchronous_commit")
@@ -175,6 +178,7 @@ class Postgres:
             connection.execute("SET maintenance_work_mem = '512MB'")
             columns = [name for (name,) in connection.execute(COLUMNS)]
             there = self.count(url)
+            check_room(finished + live - there, NEEDED, shutil.disk_usage(self._folder).free)
             if not there:
                 self._insert(url, sample)
             indexes = connection.execute(INDEXES).fetchall()
