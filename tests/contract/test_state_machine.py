@@ -1,7 +1,8 @@
-"""Whatever is done to the memory store and to SQLite, in whatever order, they answer and hold the same.
+"""Whatever is done to the memory store and to another, in whatever order, they answer and hold the same.
 
 The memory store is the specification. Both stores get the same steps on the same clock; after each one every
-answer, every job, every mark and every count must agree. ONEJOB_HYPOTHESIS=deep looks for longer.
+answer, every job, every mark and every count must agree. ONEJOB_HYPOTHESIS=deep looks for longer. To add a
+store, say in OTHERS how it is opened for an example, how it crashes, and what is left of it.
 """
 
 from __future__ import annotations
@@ -13,17 +14,25 @@ import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
+import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from onejob import App, Job, Retry, State, Unique, lifecycle
 from onejob.app import admission_step
@@ -33,6 +42,7 @@ from onejob.job import fingerprint
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
 from onejob.stores.contract import Filter, Lease, Step, Store, Tally
 from onejob.stores.memory import MemoryStore
+from onejob.stores.sql.postgres.store import PostgresStore
 from onejob.stores.sql.sqlite import SQLiteStore
 from onejob.testing import Clock
 
@@ -198,7 +208,7 @@ def difference(expected: Any, found: Any) -> Any:
     if expected == found:
         return None
     if type(expected) is not type(found) or (parts := anatomy(expected)) is None:
-        return f"memory: {expected!r}, sqlite: {found!r}"
+        return f"memory: {expected!r}, the other: {found!r}"
     others = anatomy(found) or {}
     between = {name: difference(parts.get(name), others.get(name)) for name in parts | others}
     return {name: odd for name, odd in between.items() if odd is not None}
@@ -213,27 +223,123 @@ def anatomy(value: Any) -> dict[Any, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+# ── the other store ───────────────────────────────────────────────────────────────────────────────
+
+
+class Other(Protocol):
+    """A store that is compared with the memory store, empty for every example."""
+
+    examples: int
+
+    def begin(self, clock: Clock) -> Store:
+        """Open an empty store."""
+
+    async def reopen(self, *, crash: bool) -> Store:
+        """Open it again after a close, or as a crash leaves it."""
+
+    async def end(self) -> None:
+        """Leave nothing of this example behind."""
+
+    def close(self) -> None:
+        """Leave nothing at all."""
+
+
+class Files:
+    """SQLite: a folder for each example; a crash leaves the log not folded in, as kill -9 does."""
+
+    examples = 200
+
+    def __init__(self, _request: pytest.FixtureRequest) -> None:
+        self._crashed: list[SQLiteStore] = []
+
+    def begin(self, clock: Clock) -> Store:
+        self._clock = clock
+        self._folder = Path(tempfile.mkdtemp(prefix="onejob-machine-"))
+        return self._opened(self._folder / "jobs.db")
+
+    def _opened(self, path: Path) -> Store:
+        self._store = SQLiteStore(path, synchronous="NORMAL", clock=self._clock)
+        return self._store
+
+    async def reopen(self, *, crash: bool) -> Store:
+        path = self._store.path
+        if not crash:
+            await self._store.close()
+            return self._opened(path)
+        self._crashed.append(self._store)
+        copy = self._folder / f"crash-{len(self._crashed)}.db"
+        for suffix in ("", "-wal"):
+            shutil.copyfile(f"{path}{suffix}", f"{copy}{suffix}")
+        return self._opened(copy)
+
+    async def end(self) -> None:
+        for store in (*self._crashed, self._store):
+            await store.close()
+        self._crashed.clear()
+        shutil.rmtree(self._folder)
+
+    def close(self) -> None:
+        """Leave nothing: every example has taken its folder with it."""
+
+
+class Tables:
+    """PostgreSQL: one database, emptied between examples; a crash ends every connection of ours."""
+
+    examples = 40
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        url = request.getfixturevalue("postgres_url")
+        self._clock = Clock()
+        self._store = PostgresStore(url, clock=self._now)
+        self._store.migrate()
+        self._surgeon = psycopg.connect(url, autocommit=True)
+
+    def _now(self) -> datetime:
+        return self._clock()
+
+    def begin(self, clock: Clock) -> Store:
+        self._clock = clock
+        self._surgeon.execute("TRUNCATE onejob_jobs, onejob_marks, onejob_tallies")
+        return self._store
+
+    async def reopen(self, *, crash: bool) -> Store:
+        if crash:
+            self._surgeon.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'onejob'"
+                " AND datname = current_database()"
+            )
+        else:
+            await self._store.close()
+        return self._store
+
+    async def end(self) -> None:
+        """Leave that to the next example."""
+
+    def close(self) -> None:
+        self._surgeon.close()
+        asyncio.run(self._store.close())
+
+
+OTHERS: dict[str, Callable[[pytest.FixtureRequest], Other]] = {"sqlite": Files, "postgres": Tables}
+
+
 # ── the machine ───────────────────────────────────────────────────────────────────────────────────
 
 
 class StoresAgree(RuleBasedStateMachine):
     """Drive both stores; what differs is a bug in one of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Other) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
         self.clock = Clock()
-        self.folder = Path(tempfile.mkdtemp(prefix="onejob-machine-"))
         self.numbers = count(1)
-        self.crashed: list[SQLiteStore] = []
+        self.place = place
         self.memory = self.app_of(MemoryStore(clock=self.clock))
-        self.sqlite = self.app_of(self.opened(self.folder / "jobs.db"))
+        self.other = self.app_of(place.begin(self.clock))
         self.jobs: dict[str, Job] = {}
         self.leases: list[Job] = []
         self.revived: set[str] = set()
-
-    def opened(self, path: Path) -> SQLiteStore:
-        return SQLiteStore(path, synchronous="NORMAL", clock=self.clock)
 
     def app_of(self, store: Store) -> App:
         app = App("memory://", store=store)
@@ -242,22 +348,14 @@ class StoresAgree(RuleBasedStateMachine):
         return app
 
     def teardown(self) -> None:
-        try:
-            for store in (*self.crashed, self.file):
-                self.runner.run(store.close())
-        finally:
-            self.runner.close()
-            shutil.rmtree(self.folder)
-
-    @property
-    def file(self) -> SQLiteStore:
-        return cast("SQLiteStore", self.sqlite.store)
+        with self.runner:
+            self.runner.run(self.place.end())
 
     # ── doing the same to both ────────────────────────────────────────────────────────────────────
 
     def both(self, act: Callable[[App], Awaitable[Any]]) -> Any:
         """Do one thing to both apps; they must answer the same."""
-        expected, found = (self.runner.run(answered(act, app)) for app in (self.memory, self.sqlite))
+        expected, found = (self.runner.run(answered(act, app)) for app in (self.memory, self.other))
         assert not (odd := difference(plain(expected), plain(found))), odd
         return expected
 
@@ -449,7 +547,7 @@ class StoresAgree(RuleBasedStateMachine):
     @rule(times=st.integers(1, 3), key=st.sampled_from(KEYS), outcome=st.sampled_from(["kept", "stale"]))
     def tally(self, times: int, key: bytes, outcome: str) -> None:
         tally = Tally(TENANTS[key], TASKS[0], outcome, "x", times)
-        for app in (self.memory, self.sqlite):
+        for app in (self.memory, self.other):
             app.store.tally([tally, tally])
 
     @rule(
@@ -480,23 +578,13 @@ class StoresAgree(RuleBasedStateMachine):
 
     @rule(crash=st.booleans())
     def reopen(self, *, crash: bool) -> None:
-        """Open the file after a close; or as kill -9 leaves it, with the log not folded in."""
-        old = self.file
-        path = old.path
-        if crash:
-            path = self.folder / f"crash-{len(self.crashed)}.db"
-            self.crashed.append(old)
-            for suffix in ("", "-wal"):
-                shutil.copyfile(f"{old.path}{suffix}", f"{path}{suffix}")
-        else:
-            self.runner.run(old.close())
-        self.sqlite = self.app_of(self.opened(path))
+        self.other = self.app_of(self.runner.run(self.place.reopen(crash=crash)))
 
     # ── after every step ──────────────────────────────────────────────────────────────────────────
 
     @invariant()
     def stores_hold_the_same(self) -> None:
-        expected, found = (self.runner.run(everything(app.store)) for app in (self.memory, self.sqlite))
+        expected, found = (self.runner.run(everything(app.store)) for app in (self.memory, self.other))
         assert not (odd := difference(expected, found)), odd
         assert expected["stranded"] == []
         before, self.jobs = self.jobs, dict(sorted(expected["jobs"].items()))
@@ -555,12 +643,25 @@ def handler(items: list[int], n: int, seq: int) -> None:
     """Stand for the tasks, which this machine never runs."""
 
 
-StoresAgree.TestCase.settings = settings(
-    max_examples=20_000 if DEEP else 200,
-    stateful_step_count=60 if DEEP else 40,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-)
-
-TestStoresAgree = StoresAgree.TestCase
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_store_answers_and_holds_as_the_memory_store_does(
+    other: str, request: pytest.FixtureRequest
+) -> None:
+    place = OTHERS[other](request)
+    try:
+        run_state_machine_as_test(
+            cast("Any", partial(StoresAgree, place)),  # a factory does as well as a class
+            settings=settings(
+                max_examples=place.examples * (100 if DEEP else 1),
+                stateful_step_count=60 if DEEP else 40,
+                deadline=None,
+                print_blob=True,
+                suppress_health_check=[
+                    HealthCheck.too_slow,
+                    HealthCheck.data_too_large,
+                    HealthCheck.filter_too_much,
+                ],
+            ),
+        )
+    finally:
+        place.close()

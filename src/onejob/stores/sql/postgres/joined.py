@@ -17,7 +17,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from onejob.errors import AdmissionBusy, ForeignConnection, InvalidCall, StoreError, TransactionConflict
-from onejob.stores.contract import Step
+from onejob.stores.contract import Step, Tally
 from onejob.stores.sql.flows import Ask
 from onejob.stores.sql.postgres import flows
 from onejob.stores.sql.postgres.faults import UNDEFINED_TABLE, UNIQUE, is_race, sqlstate, translated
@@ -32,6 +32,7 @@ NEITHER = (
 )
 AWAIT = "connection= is asynchronous: await task.enqueue(…) instead of calling enqueue_sync."
 BEGIN = "connection= is not in a transaction: begin one first, so that the job can stand or fall with it."
+ANYBODY = "a caller"  # we do not see the commit, so this process has to be told of it like any other
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,6 @@ class House:
     place: str
     installation: str
     timeout: float
-    herald: str  # the name under which others are told of changes
 
 
 # ── what is done there ────────────────────────────────────────────────────────────────────────────
@@ -69,12 +69,22 @@ def guarded(talk: Talk[Settled], house: House) -> Talk[list[Any]]:
     try:
         [[[found, isolation, lock_timeout]]] = yield [Ask("joined")]
         check_ours(found, house)
+        yield [Ask("lock_timeout", (Patience(int(house.timeout * 1000)).text,))]
         answers, writes = yield from talk
-        yield [*writes, Ask("notify", (house.herald,)), Ask("lock_timeout", (lock_timeout,)), Ask("release")]
+        news = [*writes, Ask("notify", (ANYBODY,))] if writes else []
+        yield [*news, Ask("lock_timeout", (lock_timeout,)), Ask("release")]
     except Exception as error:
         yield [Ask("undo"), Ask("release")]
         raise named(error, isolation, house) from error
     return answers
+
+
+def tally(tallies: Sequence[Tally], now: datetime, house: House) -> Talk[None]:
+    """Count what was absorbed, in rows that concern no other transaction."""
+    try:
+        yield from flows.tally(tallies, now, apart=True)
+    except Exception as error:
+        raise named(error, "", house) from error
 
 
 def check_ours(found: str, house: House) -> None:

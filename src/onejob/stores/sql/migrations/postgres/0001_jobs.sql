@@ -75,10 +75,12 @@ CREATE TABLE onejob_tallies (
     task TEXT NOT NULL,
     outcome TEXT NOT NULL,
     job_id TEXT NOT NULL,
+    part TEXT NOT NULL, -- empty, or what one caller's transaction has counted: the next flush adds it up
     count BIGINT NOT NULL,
     last_at BIGINT NOT NULL,
-    PRIMARY KEY (namespace, task, outcome, job_id)
+    PRIMARY KEY (namespace, task, outcome, job_id, part)
 );
+CREATE INDEX onejob_apart ON onejob_tallies (part) WHERE part <> '';
 
 -- One row, by which a caller's connection is known to be one to this very database.
 CREATE TABLE onejob_installation (id TEXT NOT NULL);
