@@ -4,8 +4,9 @@ A batch is sent together and answered together. Admission hopes first: whatever 
 duplicate that changes nothing, is settled by one statement. All else is decided under locks: lock whoever
 stands for the keys, read in the next statement (one that waited would still see the past), decide, write.
 
-Locks are taken in one order, so that nobody waits for somebody who waits for them: the jobs that are named,
-then running holders, then whoever else stands for a key, then marks; by id or key within each.
+Locks are taken in one order, so that nobody waits for somebody who waits for them: the jobs that are named
+(whoever they wait behind first), then running holders, then whoever else stands for a key, then marks; by id
+or key within each.
 """
 
 from __future__ import annotations
@@ -196,7 +197,9 @@ def load(
     skipped = named - set(rises) if patience.skips_locked else set()  # who rises is needed, so waited for
     yield from load_jobs(book, "lock_jobs_alone", alone - named)
     yield from load_jobs(book, "lock_free_jobs", skipped)
-    yield from load_jobs(book, "lock_jobs", named - skipped)
+    if waited_for := named - skipped:
+        yield [Ask("lock_predecessors", (array(waited_for),))]
+    yield from load_jobs(book, "lock_jobs", waited_for)
     keys = {book.jobs[job_id].key for job_id in named if job_id in book.jobs}
     keys |= {step.key for step in steps if not step.alone}
     yield from load_keys(book, shared, {key for key in keys if key is not None})
