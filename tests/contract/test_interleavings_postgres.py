@@ -304,7 +304,7 @@ def test_two_sessions_leave_what_a_serial_order_would(
         left = stage.remains()
         assert [answers, left] in allowed, (name, order, answers, left)
     # A group does not wait for its jobs, so it may lock a successor first; but then it waits briefly only.
-    assert stage.deadlocks == 0 or (name == "cancel of the successor meets completion" and not visits)
+    assert stage.deadlocks == 0 or (name == "cancel of the successor meets completion" and not visiting)
 
 
 # ── who waits for whom ────────────────────────────────────────────────────────────────────────────
