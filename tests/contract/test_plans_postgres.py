@@ -36,7 +36,7 @@ HOT: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "standing_for_all": (KEYS, {HELD, NEXT}),
     "standing_besides": ((*KEYS, IDS), {HELD, NEXT}),
     "marks": (KEYS, {MARKS}),
-    "marked": (KEYS, {MARKS, JOBS}),
+    "lock_successors": (KEYS, {NEXT}),
     "job": (("'a'",), {JOBS}),
     "jobs": ((IDS,), {JOBS}),
     "find_by_key": ((KEYS[0], "NULL", "NULL", "NULL", "false", "true", "10", "0"), {"onejob_key"}),

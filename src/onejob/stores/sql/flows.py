@@ -7,7 +7,7 @@ await, a caller's own connection in the caller's thread.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import groupby
@@ -157,9 +157,11 @@ def lease(wanted: Lease, now: datetime) -> Flow[list[Job]]:
     return (yield from start_best(wanted, partial(begin, wanted=wanted, now=now)))
 
 
-def start_best(wanted: Lease, begin: Callable[[Sequence[Job]], Flow[list[Job]]]) -> Flow[list[Job]]:
+def start_best(
+    wanted: Lease, begin: Callable[[Sequence[Job]], Flow[list[Job]]], before: Sequence[Job] = ()
+) -> Flow[list[Job]]:
     """Start the best of what is due, until there is no room or nothing left."""
-    started: list[Job] = []
+    started = list(before)
     while len(started) < wanted.total:
         candidates = yield from due(wanted, started)
         if not candidates:
@@ -179,15 +181,30 @@ def ripen(now: datetime) -> Flow[None]:
 
 def due(wanted: Lease, started: Sequence[Job]) -> Flow[list[Job]]:
     """Read the best available jobs, as many as each queue has room for."""
-    tasks = msgspec.json.encode(sorted(wanted.tasks)).decode()
+    tasks = names(sorted(wanted.tasks))
     found: list[Job] = []
     for queue in wanted.queues:
         room = yield from room_in(queue, wanted, started)
         if room > 0:
             rows = yield Ask("available_in_queue", (wanted.namespace, queue, tasks, room))
             found.extend(read_job(row) for row in rows)
-    rest = wanted.total - len(started)
-    return found if len(found) <= rest and len(wanted.queues) == 1 else heapq.nsmallest(rest, found, key=rank)
+    return best(found, wanted.total - len(started), wanted)
+
+
+def offers(wanted: Lease) -> list[Ask]:
+    """Ask for the best available jobs of queues that nobody limits."""
+    tasks = names(sorted(wanted.tasks))
+    rooms = {queue: min(most, wanted.total) for queue, most in wanted.queues.items()}
+    return [
+        Ask("available_in_queue", (wanted.namespace, queue, tasks, room))
+        for queue, room in rooms.items()
+        if room > 0
+    ]
+
+
+def best(found: list[Job], room: int, wanted: Lease) -> list[Job]:
+    """Choose the best of what several queues offer; one queue offers its own in order."""
+    return found if len(found) <= room and len(wanted.queues) == 1 else heapq.nsmallest(room, found, key=rank)
 
 
 def room_in(queue: str, wanted: Lease, started: Sequence[Job]) -> Flow[int]:
@@ -289,9 +306,9 @@ def question(wanted: Filter) -> Ask:
     )
 
 
-def names(states: Any) -> str:
-    """Write states as a JSON list, as `json_each` reads it."""
-    return msgspec.json.encode([str(state) for state in states]).decode()
+def names(some: Iterable[str]) -> str:
+    """Write names as a JSON list, as statements read it."""
+    return msgspec.json.encode([str(name) for name in some]).decode()
 
 
 def counts(namespace: str) -> Flow[Counts]:

@@ -154,12 +154,23 @@ SELECT locked.id FROM (SELECT id FROM named ORDER BY id) AS named CROSS JOIN LAT
     SELECT id FROM onejob_jobs WHERE id = named.id AND state <> 'active' FOR UPDATE
 ) AS locked;
 
--- name: lock_marks
+-- name: lock_successors
+-- Who waits behind holders that are locked already, as they are then.
 WITH keys AS MATERIALIZED (
     SELECT substring($1::bytea FROM i * 32 + 1 FOR 32) AS key FROM generate_series(0, $2::int - 1) AS i
 )
-SELECT locked.key FROM (SELECT key FROM keys ORDER BY key) AS keys CROSS JOIN LATERAL (
-    SELECT key FROM onejob_marks WHERE onejob_marks.key = keys.key FOR UPDATE
+SELECT locked.* FROM (SELECT key FROM keys ORDER BY key) AS keys CROSS JOIN LATERAL (
+    SELECT * FROM onejob_jobs WHERE next_key = keys.key FOR UPDATE
+) AS locked;
+
+-- name: lock_marks
+-- The marks of keys, as they are then.
+WITH keys AS MATERIALIZED (
+    SELECT substring($1::bytea FROM i * 32 + 1 FOR 32) AS key FROM generate_series(0, $2::int - 1) AS i
+)
+SELECT locked.* FROM (SELECT key FROM keys ORDER BY key) AS keys CROSS JOIN LATERAL (
+    SELECT key, version, job, void, touched_at, prior_version, prior_job
+    FROM onejob_marks WHERE onejob_marks.key = keys.key FOR UPDATE
 ) AS locked;
 
 -- ── reading ─────────────────────────────────────────────────────────────────────────────────────────
@@ -214,17 +225,6 @@ SELECT mark.* FROM keys CROSS JOIN LATERAL (
     SELECT key, version, job, void, touched_at, prior_version, prior_job
     FROM onejob_marks WHERE onejob_marks.key = keys.key LIMIT 1
 ) AS mark;
-
--- name: marked
--- The jobs that the marks of keys name.
-WITH keys AS MATERIALIZED (
-    SELECT substring($1::bytea FROM i * 32 + 1 FOR 32) AS key FROM generate_series(0, $2::int - 1) AS i
-)
-SELECT named.* FROM keys CROSS JOIN LATERAL (
-    SELECT job FROM onejob_marks WHERE onejob_marks.key = keys.key LIMIT 1
-) AS mark CROSS JOIN LATERAL (
-    SELECT * FROM onejob_jobs WHERE id = mark.job LIMIT 1
-) AS named;
 
 -- name: next_due
 SELECT min(run_at) FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND namespace = $1::text;

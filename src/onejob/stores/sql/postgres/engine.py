@@ -182,17 +182,17 @@ class Engine:
         """Carry on a talk whose batches need no common transaction."""
         return self.run(lambda connection: converse(plan(), partial(ask_all, connection)))
 
-    def transact(self, plan: Callable[[], Talk[T]]) -> T:
-        """Carry on a talk in one transaction, again if somebody was quicker."""
+    def transact(self, plan: Callable[[], Talk[Settled]]) -> Any:
+        """Carry on a talk in one transaction, again if somebody was quicker; give its one answer."""
         ends, patience = time.monotonic() + self._timeout, Patience(int(self._timeout * 1000))
         while True:
             try:
-                [answer], _ = self.run(lambda connection: transact(connection, unwritten(plan()), patience))
+                [answer], _ = self.run(lambda connection: transact(connection, plan(), patience))
             except (Moved, psycopg.Error) as race:
                 if time.monotonic() > ends:
                     raise outrun(self.place) from race
             else:
-                return answer  # type: ignore[no-any-return]
+                return answer
 
     def run(self, work: Work[T]) -> T:
         """Use a connection; if it turns out to be broken before anything was committed, another one.
@@ -240,8 +240,3 @@ class Broken(Exception):
 def outrun(place: str) -> AdmissionBusy:
     """Say that others were always quicker."""
     return AdmissionBusy(f"{place}: the key changes hands faster than it can be read; try again.")
-
-
-def unwritten(talk: Talk[T]) -> Talk[Settled]:
-    """Carry on a talk that writes as it goes."""
-    return Settled([(yield from talk)], [])

@@ -87,6 +87,23 @@ def one_by_one(flow: Flow[T]) -> Talk[T]:
         return stop.value  # type: ignore[no-any-return]
 
 
+def together(*talks: Talk[None]) -> Talk[None]:
+    """Carry on talks side by side: what they ask at the same time makes one batch."""
+    asked = [(talk, asks) for talk in talks if (asks := next(talk, None)) is not None]
+    while asked:
+        answers = iter((yield [ask for _, asks in asked for ask in asks]))
+        going = [(talk, answered(talk, [next(answers) for _ in asks])) for talk, asks in asked]
+        asked = [(talk, asks) for talk, asks in going if asks is not None]
+
+
+def answered(talk: Talk[None], answers: list[list[Row]]) -> Sequence[Ask] | None:
+    """Answer a talk and hear what it asks next; None if that was all."""
+    try:
+        return talk.send(answers)
+    except StopIteration:
+        return None
+
+
 # ── admission, hoping ─────────────────────────────────────────────────────────────────────────────
 
 
@@ -202,7 +219,7 @@ def load(
     yield from load_jobs(book, "lock_jobs", waited_for)
     keys = {book.jobs[job_id].key for job_id in named if job_id in book.jobs}
     keys |= {step.key for step in steps if not step.alone}
-    yield from load_keys(book, shared, {key for key in keys if key is not None})
+    yield from load_keys(book, shared, named, {key for key in keys if key is not None})
 
 
 def load_jobs(book: Book, lock: str, ids: Collection[str]) -> Talk[None]:
@@ -213,34 +230,58 @@ def load_jobs(book: Book, lock: str, ids: Collection[str]) -> Talk[None]:
             book.put(read_job(row))
 
 
-def load_keys(book: Book, shared: set[str], keys: Collection[bytes]) -> Talk[None]:
-    """Lock and read whoever else stands for keys, and their marks."""
-    if not keys:
-        return
-    mine = set(book.jobs)
-    given = (b"".join(keys), len(keys))
-    holders, others, locked_marks, standing, marks, marked = yield [
-        Ask("lock_holders", given),
-        Ask("lock_standing", given),
-        Ask("lock_marks", given),
-        Ask("standing_besides", (*given, array(mine))),
-        Ask("marks", given),
-        Ask("marked", given),
-    ]
-    shared |= {row[0] for row in holders} - mine
-    check_locked(standing, shared | {row[0] for row in others})
-    check_locked(marks, {row[0] for row in locked_marks})
-    for row in marks:
-        book.note(read_mark(row))
-    for row in (*marked, *standing):
-        if row[0] not in mine:
+def load_keys(book: Book, shared: set[str], locked: Collection[str], keys: Collection[bytes]) -> Talk[None]:
+    """Lock and read whoever else stands for keys, and their marks; `locked` are locked against everybody."""
+    held = {key for key in keys if book.held.get(key) in locked}
+    others = [key for key in keys if key not in held]
+    yield from together(
+        load_standing(book, shared, others), load_successors(book, held), load_marks(book, keys)
+    )
+
+
+def load_successors(book: Book, keys: Collection[bytes]) -> Talk[None]:
+    """Lock and read who waits behind holders that are locked, so that nobody else can come to wait there."""
+    if keys:
+        [rows] = yield [Ask("lock_successors", joined(keys))]
+        for row in rows:
             book.put(read_job(row))
 
 
-def check_locked(rows: Iterable[Row], locked: Collection[Any]) -> None:
-    """Make sure that nobody appeared between locking and reading."""
-    if any(row[0] not in locked for row in rows):
+def load_standing(book: Book, shared: set[str], keys: Collection[bytes]) -> Talk[None]:
+    """Lock and read whoever else stands for keys."""
+    if not keys:
+        return
+    mine = set(book.jobs)
+    given = joined(keys)
+    holders, others, standing = yield [
+        Ask("lock_holders", given),
+        Ask("lock_standing", given),
+        Ask("standing_besides", (*given, array(mine))),
+    ]
+    shared |= {row[0] for row in holders} - mine
+    locked = shared | {row[0] for row in others}
+    if any(row[0] not in locked for row in standing):
         raise Moved
+    for row in standing:
+        book.put(read_job(row))
+
+
+def load_marks(book: Book, keys: Collection[bytes]) -> Talk[None]:
+    """Lock and read the marks of keys, and the jobs that they name."""
+    if not keys:
+        return
+    [rows] = yield [Ask("lock_marks", joined(keys))]
+    for row in rows:
+        book.note(read_mark(row))
+    if rows:
+        [named] = yield [Ask("jobs", (array({mark.job for mark in book.marks.values()} - book.jobs.keys()),))]
+        for row in named:
+            book.put(read_job(row))
+
+
+def joined(keys: Collection[bytes]) -> tuple[bytes, int]:
+    """Write keys as statements take them."""
+    return b"".join(keys), len(keys)
 
 
 class Draft:
@@ -315,14 +356,32 @@ def some(name: str, records: Sequence[Any]) -> Iterator[Ask]:
 # ── leasing ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def lease(wanted: Lease, now: datetime) -> Talk[list[Job]]:
+def lease(wanted: Lease, now: datetime) -> Talk[Settled]:
     """Make due jobs available, then start the best that nobody else is about to start."""
-    limited = sorted(queue for queue in wanted.queues if queue in wanted.limits)
-    locks = [Ask("lock_queue", (wanted.namespace, queue)) for queue in limited]
-    *_, rows = yield [*locks, Ask("timed_due", (micros(now), MATURED_AT_ONCE))]
-    yield from ripen([read_job(row) for row in rows], now)
+    timed_due = Ask("timed_due", (micros(now), MATURED_AT_ONCE))
     start = partial(begin, wanted=wanted, now=now)
-    return (yield from one_by_one(flows.start_best(wanted, start)))
+    if limited := sorted(queue for queue in wanted.queues if queue in wanted.limits):
+        *_, timed = yield [*(Ask("lock_queue", (wanted.namespace, queue)) for queue in limited), timed_due]
+        candidates = []
+    else:  # as is usual, nothing becomes due by time, and no queue must be counted: all in one batch
+        timed, *found = yield [timed_due, *flows.offers(wanted)]
+        candidates = flows.best([read_job(row) for rows in found for row in rows], wanted.total, wanted)
+    if timed or limited:
+        yield from ripen([read_job(row) for row in timed], now)
+        return Settled([(yield from one_by_one(flows.start_best(wanted, start)))], [])
+    return (yield from start_all(candidates, wanted, now)) if candidates else Settled([[]], [])
+
+
+def start_all(candidates: Sequence[Job], wanted: Lease, now: datetime) -> Talk[Settled]:
+    """Start candidates; if one of them made way for others, those too."""
+    book, draft = yield from load_candidates(candidates)
+    waiting = len(book.nexts)
+    started = start_in(book, candidates, wanted, now, draft.enter)
+    if len(started) == len(candidates) and len(book.nexts) == waiting:
+        return Settled([started], draft.asks())
+    yield from written(draft)
+    start = partial(begin, wanted=wanted, now=now)
+    return Settled([(yield from one_by_one(flows.start_best(wanted, start, started)))], [])
 
 
 def ripen(jobs: Sequence[Job], now: datetime) -> Talk[None]:
@@ -337,16 +396,21 @@ def ripen(jobs: Sequence[Job], now: datetime) -> Talk[None]:
 
 
 def begin(candidates: Sequence[Job], wanted: Lease, now: datetime) -> Flow[list[Job]]:
-    """Start candidates, which are locked already, after locking whoever else their start concerns."""
+    """Start candidates, which are locked already."""
+    book, draft = yield from spread(load_candidates(candidates))
+    started = start_in(book, candidates, wanted, now, draft.enter)
+    yield from spread(written(draft))
+    return started
+
+
+def load_candidates(candidates: Sequence[Job]) -> Talk[tuple[Book, Draft]]:
+    """Take candidates into a book, and lock and read whoever else their start concerns."""
     book = Book()
     for job in candidates:
         book.put(job)
     fenced = {job.key for job in candidates if job.key is not None and may_let_go(job)}
-    yield from spread(load_keys(book, set(), fenced))
-    draft = Draft(book)
-    started = start_in(book, candidates, wanted, now, draft.enter)
-    yield from spread(written(draft))
-    return started
+    yield from load_keys(book, set(), set(book.jobs), fenced)
+    return book, Draft(book)
 
 
 def written(draft: Draft) -> Talk[None]:
@@ -373,6 +437,12 @@ def tally(tallies: Sequence[Tally], now: datetime, *, apart: bool = False) -> Ta
     """Add to the counters of absorbed requests, or leave it to the next to add `apart` from them."""
     records = array(record_of_tally(one, now) for one in tallies)
     yield [Ask("tally_apart" if apart else "tally", (records,))]
+
+
+def count(tallies: Sequence[Tally], now: datetime) -> Talk[Settled]:
+    """Do the same in a transaction of our own."""
+    yield from tally(tallies, now)
+    return Settled([None], [])
 
 
 def converse(talk: Talk[T], ask_all: Callable[[Sequence[Ask]], list[list[Row]]]) -> T:

@@ -16,50 +16,26 @@ from onejob.stores.sql.rows import micros, read_job, write_retry
 Write = Callable[[Any], Any]
 
 
-def time(moment: datetime | None) -> int | None:
-    """Write a time."""
-    return None if moment is None else micros(moment)
-
-
-def hexed(key: bytes | None) -> str | None:
+def hexed(key: bytes) -> str:
     """Write bytes as the database reads them."""
-    return None if key is None else "\\x" + key.hex()
+    return "\\x" + key.hex()
 
 
-def decoded(json: bytes | None) -> str | None:
-    """Write JSON as text."""
-    return None if json is None else json.decode()
-
-
-def legible(text: str | None) -> str | None:
+def legible(text: str) -> str:
     """Spell out the one character that PostgreSQL does not store."""
-    return text.replace("\0", "\\0") if text and "\0" in text else text
+    return text.replace("\0", "\\0")
 
 
-def as_is(value: Any) -> Any:
-    """Write what JSON and the database agree on."""
-    return value
-
-
-WRITERS: Mapping[str, Write] = (
-    dict.fromkeys(Job.__struct_fields__, as_is)
-    | dict.fromkeys(
-        (
-            "run_at",
-            "created_at",
-            "started_at",
-            "finished_at",
-            "held_at",
-            "holds_until",
-            "latest_at",
-            "lease_until",
-        ),
-        time,
-    )
-    | dict.fromkeys(("payload_digest", "key", "held_key", "next_key"), hexed)
-    | dict.fromkeys(("args", "meta", "errors", "result", "progress"), decoded)
-    | {"retry": write_retry, "reason": legible, "worker": legible}
-)
+# What JSON or the database would not write as it is; all else they agree on.
+WRITERS: Mapping[str, Write] = {
+    **dict.fromkeys(("run_at", "created_at", "started_at", "finished_at"), micros),
+    **dict.fromkeys(("held_at", "holds_until", "latest_at", "lease_until"), micros),
+    **dict.fromkeys(("payload_digest", "key", "held_key", "next_key"), hexed),
+    **dict.fromkeys(("args", "meta", "errors", "result", "progress"), bytes.decode),
+    "retry": write_retry,
+    "reason": legible,
+    "worker": legible,
+}
 
 
 class Shape:
@@ -67,11 +43,17 @@ class Shape:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = frozenset(names)
-        self._columns = [(name, attrgetter(name), WRITERS[name]) for name in names]
+        self._names = tuple(names)
+        self._values = attrgetter(*names)
+        self._writers = [(name, WRITERS[name]) for name in names if name in WRITERS]
 
     def __call__(self, job: Job) -> dict[str, Any]:
         """Make the record of a job."""
-        return {name: write(get(job)) for name, get, write in self._columns}
+        record: dict[str, Any] = dict(zip(self._names, self._values(job), strict=True))
+        for name, write in self._writers:
+            if (value := record[name]) is not None:
+                record[name] = write(value)
+        return record
 
 
 WHOLE = Shape(Job.__struct_fields__)
@@ -109,7 +91,7 @@ def shape_of(old: Job | None, new: Job) -> tuple[str, Shape]:
 
 def record_of_mark(mark: Mark) -> dict[str, Any]:
     """Make the record of a mark."""
-    return {**msgspec.structs.asdict(mark), "key": hexed(mark.key), "touched_at": time(mark.touched_at)}
+    return {**msgspec.structs.asdict(mark), "key": hexed(mark.key), "touched_at": micros(mark.touched_at)}
 
 
 def record_of_tally(tally: Tally, now: datetime) -> dict[str, Any]:

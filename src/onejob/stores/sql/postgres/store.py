@@ -114,14 +114,15 @@ class PostgresStore:
 
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs that nobody else is about to start."""
-        return await self._in_thread(
+        leased: list[Job] = await self._in_thread(
             lambda engine: engine.transact(lambda: flows.lease(wanted, engine.now()))
         )
+        return leased
 
     def tally(self, tallies: Sequence[Tally]) -> None:
         """Add to the counters."""
         if tallies:
-            self._use(lambda engine: engine.transact(lambda: flows.tally(tallies, engine.now())))
+            self._use(lambda engine: engine.transact(lambda: flows.count(tallies, engine.now())))
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
 
