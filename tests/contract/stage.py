@@ -238,7 +238,7 @@ def open_stage(url: str, clock: Clock) -> Iterator[Stage]:
         def ask(connection: Connection[Any], question: Ask) -> list[Row]:
             stage.stop_before(connection, question.name)
             try:
-                return wire.rows_of(wire.send(connection, question))
+                return wire.rows_of(wire.send(wire.cursor_of(connection), question))
             except DeadlockDetected:
                 stage.deadlocks += 1
                 raise

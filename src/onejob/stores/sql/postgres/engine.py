@@ -20,10 +20,11 @@ from onejob.stores.contract import Step, utcnow
 from onejob.stores.lane import Closed, Lane
 from onejob.stores.sql.flows import Ask
 from onejob.stores.sql.postgres import flows
-from onejob.stores.sql.postgres.faults import is_race, translated, unavailable
+from onejob.stores.sql.postgres.awaiting import Admissions, Loops, Unconnected
+from onejob.stores.sql.postgres.faults import LOCK_TIMEOUT, is_race, sqlstate, translated, unavailable
 from onejob.stores.sql.postgres.flows import LATER, Moved, Patience, Rises, Settled, Talk, converse
 from onejob.stores.sql.postgres.schema import prepare_schema
-from onejob.stores.sql.postgres.wire import InDoubt, ask, ask_all, transact
+from onejob.stores.sql.postgres.wire import InDoubt, Line, ask, ask_all, transact
 from onejob.stores.sql.rows import instant
 
 T = TypeVar("T")
@@ -55,13 +56,16 @@ class Engine:
         self.pooled = False  # whether a pooler stands between us and the server
         self.installation = ""
         self._greet(url)
-        settings = {"autocommit": True, "application_name": "onejob"}
+        settings: dict[str, Any] = {"autocommit": True, "application_name": "onejob"}
+        settings |= {"prepare_threshold": None} if self.pooled else {}
+        self._loops = Loops(lambda: Admissions(url, settings, self._hopes))
         self._pool = ConnectionPool(
             url,
+            connection_class=Line,
             min_size=1,
             max_size=CONNECTIONS,
             timeout=max(timeout, 1.0),
-            kwargs=settings | ({"prepare_threshold": None} if self.pooled else {}),
+            kwargs=settings,
             name="onejob",
             open=True,
         )
@@ -105,8 +109,31 @@ class Engine:
     # ── steps ─────────────────────────────────────────────────────────────────────────────────────
 
     async def apply(self, steps: Sequence[Step]) -> list[Any]:
-        """Run steps together with whatever else is waiting in this process."""
-        answers: list[Any] = await self._admissions.submit(steps)
+        """Run steps together with whatever else is waiting; LATER stands for those that must wait longer."""
+        answers: list[Any] = [LATER for _ in steps]
+        if not any(step.job_id is not None or step.marks for step in steps):
+            answers = await self._hope_here(steps)
+        if rest := [step for step, answer in zip(steps, answers, strict=True) if answer is LATER]:
+            settled = iter(await self._admissions.submit(rest))
+            answers = [next(settled) if answer is LATER else answer for answer in answers]
+        return answers
+
+    async def _hope_here(self, steps: Sequence[Step]) -> list[Any]:
+        """Hope on the caller's own event loop."""
+        try:
+            return await self._loops.here().apply(steps)
+        except Unconnected:
+            return [LATER for _ in steps]
+        except psycopg.Error as error:
+            if is_race(error) or sqlstate(error) == LOCK_TIMEOUT:
+                return [LATER for _ in steps]
+            raise translated(error, self.place) from error
+
+    def _hopes(self, steps: Sequence[Step]) -> Talk[list[Any]]:
+        """Hope, and tell others of what is new."""
+        answers, wrote = yield from flows.admit(steps, self.now(), Patience(BRIEFLY))
+        if wrote:
+            self._changed()
         return answers
 
     def _admit_groups(self, groups: Sequence[Sequence[Step]]) -> list[Any]:
@@ -124,21 +151,18 @@ class Engine:
     def apply_now(self, steps: Sequence[Step]) -> list[Any]:
         """Run steps in order on this thread; LATER stands for those that must be waited for."""
         patience = Patience(BRIEFLY, skips_locked=True)
-        answers = self._hope(steps, patience)
+        answers = self._hope(steps)
         later = [step for step, answer in zip(steps, answers, strict=True) if answer is LATER]
         if later:
             settled = iter(self._settle_briefly(later, patience))
             answers = [next(settled) if answer is LATER else answer for answer in answers]
         return answers
 
-    def _hope(self, steps: Sequence[Step], patience: Patience) -> list[Any]:
+    def _hope(self, steps: Sequence[Step]) -> list[Any]:
         try:
-            answers, wrote = self.talk(partial(flows.admit, steps, self.now(), patience))
+            return self.talk(partial(self._hopes, steps))
         except (AdmissionBusy, psycopg.Error):  # the latter only if it is a race
             return [LATER for _ in steps]
-        if wrote:
-            self._changed()
-        return answers
 
     def _settle_briefly(self, steps: Sequence[Step], patience: Patience) -> list[Any]:
         try:
@@ -228,6 +252,7 @@ class Engine:
 
     def close(self) -> None:
         """Finish what was submitted, then close the connections."""
+        self._loops.close()
         self._admissions.close()
         self.threads.shutdown()
         self._pool.close()

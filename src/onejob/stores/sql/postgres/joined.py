@@ -22,7 +22,7 @@ from onejob.stores.sql.flows import Ask
 from onejob.stores.sql.postgres import flows
 from onejob.stores.sql.postgres.faults import UNDEFINED_TABLE, UNIQUE, is_race, sqlstate, translated
 from onejob.stores.sql.postgres.flows import Moved, Patience, Rises, Settled, Talk
-from onejob.stores.sql.postgres.wire import SQL, ask
+from onejob.stores.sql.postgres.wire import SQL, TEXTS, ask
 from onejob.stores.sql.rows import Row
 
 T = TypeVar("T")
@@ -148,12 +148,11 @@ async def run(connection: Any, talk: Talk[T], house: House) -> T:
 
 async def ask_awaited(raw: Any, question: Ask) -> list[Row]:
     """Run one statement on a connection that is awaited."""
-    sql = SQL[question.name]
     if isinstance(raw, AsyncConnection):
         cursor = AsyncRawCursor(raw, row_factory=tuple_row)
-        await cursor.execute(sql.encode(), question.parameters or None, binary=True)
+        await cursor.execute(SQL[question.name], question.parameters or None, binary=True)
         return list(await cursor.fetchall()) if cursor.description is not None else []
-    return list(await raw.fetch(sql, *question.parameters))
+    return list(await raw.fetch(TEXTS[question.name], *question.parameters))
 
 
 def check_begun(raw: Any) -> None:

@@ -10,7 +10,7 @@ from psycopg import Connection
 from onejob.errors import SchemaMismatch
 from onejob.stores.contract import Schema
 from onejob.stores.sql.flows import Ask
-from onejob.stores.sql.postgres.wire import SQL, ask
+from onejob.stores.sql.postgres.wire import TEXTS, ask
 from onejob.stores.sql.rows import micros
 from onejob.stores.sql.statements import migrations
 
@@ -60,8 +60,8 @@ def script_after(version: int, now: datetime) -> str:
     todo = {number: text for number, text in migrations("postgres").items() if number > version}
     if not todo:
         return ""
-    parts = ["BEGIN;", f"{SQL['migrating']};", f"{SQL['create_schema_table']};"]
+    parts = ["BEGIN;", f"{TEXTS['migrating']};", f"{TEXTS['create_schema_table']};"]
     for number, text in todo.items():
-        record = SQL["record_schema_version"].replace("$1", str(number)).replace("$2", str(micros(now)))
+        record = TEXTS["record_schema_version"].replace("$1", str(number)).replace("$2", str(micros(now)))
         parts += [text.strip(), f"{record};"]
     return "\n\n".join([*parts, "COMMIT;\n"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from psycopg import Connection, RawCursor
@@ -14,17 +15,31 @@ from onejob.stores.sql.postgres.flows import Patience, Settled, Talk, converse
 from onejob.stores.sql.rows import Row
 from onejob.stores.sql.statements import statements
 
-SQL = statements("postgres")
+TEXTS = statements("postgres")
+SQL = {name: text.encode() for name, text in TEXTS.items()}
 
 
 class InDoubt(Exception):
     """The connection broke while committing: nobody knows whether it went through."""
 
 
-def send(connection: Connection[Any], question: Ask) -> RawCursor[Any]:
+class Line(Connection[Any]):
+    """A connection with a cursor of its own: making one takes longer than many a statement."""
+
+    @cached_property
+    def own(self) -> RawCursor[Any]:
+        """The cursor for one statement after the other."""
+        return RawCursor(self, row_factory=tuple_row)
+
+
+def send(cursor: RawCursor[Any], question: Ask) -> RawCursor[Any]:
     """Run one statement; in a pipeline its rows come later."""
-    cursor = RawCursor(connection, row_factory=tuple_row)
-    return cursor.execute(SQL[question.name].encode(), question.parameters or None, binary=True)
+    return cursor.execute(SQL[question.name], question.parameters or None, binary=True)
+
+
+def cursor_of(connection: Connection[Any]) -> RawCursor[Any]:
+    """Make a cursor that gives plain tuples, whatever the caller's row factory."""
+    return RawCursor(connection, row_factory=tuple_row)
 
 
 def rows_of(cursor: RawCursor[Any]) -> list[Row]:
@@ -35,7 +50,7 @@ def rows_of(cursor: RawCursor[Any]) -> list[Row]:
 
 def ask(connection: Connection[Any], question: Ask) -> list[Row]:
     """Run one statement."""
-    return rows_of(send(connection, question))
+    return rows_of(send(connection.own if isinstance(connection, Line) else cursor_of(connection), question))
 
 
 def ask_all(connection: Connection[Any], asks: Sequence[Ask]) -> list[list[Row]]:
@@ -43,7 +58,7 @@ def ask_all(connection: Connection[Any], asks: Sequence[Ask]) -> list[list[Row]]
     if len(asks) == 1:
         return [ask(connection, asks[0])]
     with connection.pipeline():
-        cursors = [send(connection, one) for one in asks]
+        cursors = [send(cursor_of(connection), one) for one in asks]
     return [rows_of(cursor) for cursor in cursors]
 
 
