@@ -83,7 +83,7 @@ class Worker:
         self._drain = drain
         self._runs: dict[str, Run] = {}
         self._ended: list[tuple[Run, Result]] = []
-        self._writing = False  # whether results are on their way to the store
+        self._writing: list[tuple[Run, Result]] = []  # on their way to the store
         self._wake = asyncio.Event()  # a place is free, or a run has ended, or we stop
         self._settled = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -330,7 +330,7 @@ class Worker:
         """Write the results that have gathered, in one commit; False once all runs have ended."""
         await self._settled.wait()
         self._settled.clear()
-        ended, self._ended, self._writing = self._ended, [], True
+        ended, self._ended, self._writing = self._ended, [], self._ended
         try:
             answers = await self._write_results(ended)
         except BaseException:
@@ -338,7 +338,7 @@ class Worker:
             self._settled.set()
             raise
         finally:
-            self._writing = False
+            self._writing = []
         busy = [one for one, answer in zip(ended, answers, strict=True) if isinstance(answer, AdmissionBusy)]
         for (run, result), settled in zip(ended, answers, strict=True):
             if not isinstance(settled, AdmissionBusy):
@@ -409,7 +409,7 @@ class Worker:
 
     async def _renew(self) -> None:
         """Renew every lease, also while a result waits to be written; `_watch` stops what lost its own."""
-        runs = [*self._runs.values(), *(run for run, _ in self._ended)]
+        runs = [*self._runs.values(), *(run for run, _ in (*self._writing, *self._ended))]
         if not runs:
             return
         act = partial(lifecycle.extend, lease=self._lease)

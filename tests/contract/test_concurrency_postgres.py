@@ -30,7 +30,7 @@ KILL_ONE = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE application_name = 'onejob' AND datname = current_database() ORDER BY random() LIMIT 1
 """
-PATIENCE = 30.0
+PATIENCE = 60.0  # seconds for what is bound to happen
 
 
 @pytest.fixture

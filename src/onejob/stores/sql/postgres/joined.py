@@ -71,8 +71,8 @@ def guarded(talk: Talk[Settled], house: House) -> Talk[list[Any]]:
         check_ours(found, house)
         yield [Ask("lock_timeout", (Patience(int(house.timeout * 1000)).text,))]
         answers, writes = yield from talk
-        news = [*writes, Ask("notify", (ANYBODY,))] if writes else []
-        yield [*news, Ask("lock_timeout", (lock_timeout,)), Ask("release")]
+        # Even if nothing was written: workers pass over what is locked here, until they hear of the end.
+        yield [*writes, Ask("notify", (ANYBODY,)), Ask("lock_timeout", (lock_timeout,)), Ask("release")]
     except Exception as error:
         yield [Ask("undo"), Ask("release")]
         raise named(error, isolation, house) from error
