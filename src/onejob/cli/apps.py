@@ -147,4 +147,5 @@ def unusable(message: str) -> click.UsageError:
 def redacted(url: str) -> str:
     """Show a URL without its password."""
     password = urlsplit(url).password
-    return url.replace(f":{password}@", ":…@", 1) if password else url
+    shown = url.replace(f":{password}@", ":…@", 1) if password else url
+    return re.sub(r"(?<=[?&]password=)[^&]*", "…", shown)

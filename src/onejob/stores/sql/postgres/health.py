@@ -58,7 +58,7 @@ def examine(address: Address) -> list[Finding]:
             return [
                 *server(settings),
                 *durability(settings),
-                pooler(connection, settings),
+                wakes(connection, settings, address.listen),
                 clock(connection),
                 tables(found_schema(connection), address),
             ]
@@ -105,17 +105,17 @@ def durability(settings: Settings) -> Iterator[Finding]:
         yield Finding("synchronous_commit", "ok", message)
 
 
-def pooler(connection: Connection[Any], settings: Settings) -> Finding:
-    """Tell whether somebody stands between us and the server."""
+def wakes(connection: Connection[Any], settings: Settings, listen: str) -> Finding:
+    """Tell whether somebody stands between us and the server, and how workers learn of new jobs."""
+    if listen == "off":
+        return Finding("pooler", "ok", "listen=off: workers look for work twice a second.")
     if settings.backend == connection.info.backend_pid:
         return Finding("pooler", "ok", "Connections go straight to the server: workers are woken by NOTIFY.")
-    message = (
-        "A pooler stands before the server: statements are not prepared, and workers look twice a second."
-    )
-    advice = (
-        "To wake workers at once, give the server's own address: ?listen=postgresql://… in the app's URL."
-    )
-    return Finding("pooler", "warn", message, advice)
+    pooled = "A pooler stands before the server: statements are not prepared, and workers "
+    if listen != "on":
+        return Finding("pooler", "ok", f"{pooled}listen past it.")
+    advice = "To wake workers at once, give the server's own address: ?listen=postgresql://… in the app's URL."
+    return Finding("pooler", "warn", f"{pooled}look for work twice a second.", advice)
 
 
 def clock(connection: Connection[Any]) -> Finding:
