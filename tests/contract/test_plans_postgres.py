@@ -26,6 +26,7 @@ SOON = "'50'"
 HOT: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "admit": ((ROWS, SOON), {JOBS, HELD, NEXT}),
     "lock_jobs": ((IDS,), {JOBS}),
+    "lock_predecessors": ((IDS,), {JOBS, HELD}),
     "lock_free_jobs": ((IDS,), {JOBS}),
     "lock_jobs_alone": ((IDS,), {JOBS}),
     "lock_holders": (KEYS, {JOBS, HELD}),

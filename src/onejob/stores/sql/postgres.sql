@@ -100,6 +100,15 @@ SELECT locked.*
 FROM (SELECT value FROM json_array_elements_text($1::text::json) ORDER BY value) AS named
 CROSS JOIN LATERAL (SELECT * FROM onejob_jobs WHERE id = named.value FOR UPDATE) AS locked;
 
+-- name: lock_predecessors
+-- Whoever a job waits behind, before the job itself: they would lock in this order, too.
+SELECT locked.id
+FROM (SELECT value FROM json_array_elements_text($1::text::json) ORDER BY value) AS named
+CROSS JOIN LATERAL (
+    SELECT next_key FROM onejob_jobs WHERE id = named.value AND next_key IS NOT NULL LIMIT 1
+) AS waiting
+CROSS JOIN LATERAL (SELECT id FROM onejob_jobs WHERE held_key = waiting.next_key FOR KEY SHARE) AS locked;
+
 -- name: lock_free_jobs
 -- The same, leaving out those that somebody else has locked: they are waited for one by one.
 SELECT locked.*

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import unquote
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from onejob.errors import InvalidCall
 
-LISTEN = "listen"
+LISTEN = "listen="
 
 
 class Address:
     """A URL parted into what is the driver's and what is ours."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        options = parse_qsl(parts.query, keep_blank_values=True)
-        self.url = parts._replace(query=urlencode([o for o in options if o[0] != LISTEN])).geturl()
-        self.listen = dict(options).get(LISTEN, "on")  # on, off, or the URL at which to listen
+        head, _, query = url.partition("?")
+        options = query.split("&") if query else []
+        ours = [option for option in options if option.startswith(LISTEN)]
+        theirs = [
+            option for option in options if option not in ours
+        ]  # as they are: libpq decodes them its own way
+        self.url = "?".join([head, "&".join(theirs)]) if theirs else head
+        self.listen = unquote(ours[-1].removeprefix(LISTEN)) if ours else "on"  # or off, or where to listen
         self.place = place(self.url)
         if self.listen not in {"on", "off"}:
             place(self.listen)

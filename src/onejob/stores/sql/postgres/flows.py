@@ -4,13 +4,14 @@ A batch is sent together and answered together. Admission hopes first: whatever 
 duplicate that changes nothing, is settled by one statement. All else is decided under locks: lock whoever
 stands for the keys, read in the next statement (one that waited would still see the past), decide, write.
 
-Locks are taken in one order, so that nobody waits for somebody who waits for them: the jobs that are named,
-then running holders, then whoever else stands for a key, then marks; by id or key within each.
+Locks are taken in one order, so that nobody waits for somebody who waits for them: the jobs that are named
+(whoever they wait behind first), then running holders, then whoever else stands for a key, then marks; by id
+or key within each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -91,31 +92,41 @@ def one_by_one(flow: Flow[T]) -> Talk[T]:
 
 def admit(steps: Sequence[Step], now: datetime, patience: Patience) -> Talk[tuple[list[Any], bool]]:
     """Insert what is new, answer what changes nothing; LATER stands for all else. Tell if a job is new."""
-    hopes = dict(hopeful(steps, now))
-    book, inserted, unseen = Book(), set[int](), set[bytes | None]()
-    if hopes:
-        jobs = [changes.inserts[0] for changes in hopes.values()]
-        [rows] = yield [Ask("admit", (array(map(WHOLE, jobs)), patience.text))]
-        refused = {job_id: others for job_id, *others in rows}
-        for index, job in zip(hopes, jobs, strict=True):
-            holder, successor, there = refused.get(job.id, INSERTED)
-            if there:  # by this statement, or by an earlier try whose answer was lost
-                inserted.add(index)
-                book.put(job)
-            elif holder is None and successor is None:
-                unseen.add(job.key)
-            else:
-                take_in(book, (holder, successor))
+    book, unseen = Book(), set[bytes | None]()
+    made = yield from insert(dict(hopeful(steps, now)), book, unseen, patience)
     answers: list[Any] = []
     for index, step in enumerate(steps):
-        if index in inserted:
-            answers.append(hopes[index].answer)
-            continue
-        answer = LATER if needs_locks(step, unseen) else foresee(book, step, now)
-        if answer is LATER:
+        if index in made:
+            answers.append(made[index])
+        elif needs_locks(step, unseen) or (answer := foresee(book, step, now)) is LATER:
+            answers.append(LATER)
             unseen.add(step.key)  # so that what comes after it comes after it
-        answers.append(answer)
-    return answers, bool(inserted)
+        else:
+            answers.append(answer)
+    return answers, bool(made)
+
+
+def insert(
+    hopes: Mapping[int, Changes], book: Book, unseen: set[bytes | None], patience: Patience
+) -> Talk[dict[int, Any]]:
+    """Insert the jobs whose keys are free and answer for those; the book takes who stood in the others' way.
+
+    `unseen` takes the keys that changed hands meanwhile, so that nobody was seen to stand for them.
+    """
+    if not hopes:
+        return {}
+    jobs = [changes.inserts[0] for changes in hopes.values()]
+    [rows] = yield [Ask("admit", (array(map(WHOLE, jobs)), patience.text))]
+    refused = {job_id: others for job_id, *others in rows}
+    made: dict[int, Any] = {}
+    for index, job in zip(hopes, jobs, strict=True):
+        *standing, there = refused.get(job.id, INSERTED)
+        if there:  # by this statement, or by an earlier try whose answer was lost
+            book.put(job)
+            made[index] = hopes[index].answer
+        elif not take_in(book, standing):
+            unseen.add(job.key)
+    return made
 
 
 def hopeful(steps: Sequence[Step], now: datetime) -> Iterator[tuple[int, Changes]]:
@@ -138,11 +149,12 @@ def needs_locks(step: Step, keys: Collection[bytes | None]) -> bool:
     return step.job_id is not None or step.marks or step.key in keys
 
 
-def take_in(book: Book, standing: Iterable[str | None]) -> None:
-    """Take those who stood in a job's way into the book."""
-    for record in standing:
-        if record is not None:
-            book.put(read_record(record))
+def take_in(book: Book, standing: Iterable[str | None]) -> bool:
+    """Take those who stood in a job's way into the book; False if nobody was seen."""
+    found = [read_record(record) for record in standing if record is not None]
+    for job in found:
+        book.put(job)
+    return bool(found)
 
 
 def foresee(book: Book, step: Step, now: datetime) -> Any:
@@ -182,8 +194,12 @@ def load(
     """Lock and read jobs and keys; `shared` takes those that were locked only against their end."""
     alone = {step.job_id for step in steps if step.job_id is not None and step.alone}
     named = {step.job_id for step in steps if step.job_id is not None and not step.alone} | set(rises)
+    skipped = named - set(rises) if patience.skips_locked else set()  # who rises is needed, so waited for
     yield from load_jobs(book, "lock_jobs_alone", alone - named)
-    yield from load_jobs(book, "lock_free_jobs" if patience.skips_locked else "lock_jobs", named)
+    yield from load_jobs(book, "lock_free_jobs", skipped)
+    if waited_for := named - skipped:
+        yield [Ask("lock_predecessors", (array(waited_for),))]
+    yield from load_jobs(book, "lock_jobs", waited_for)
     keys = {book.jobs[job_id].key for job_id in named if job_id in book.jobs}
     keys |= {step.key for step in steps if not step.alone}
     yield from load_keys(book, shared, {key for key in keys if key is not None})

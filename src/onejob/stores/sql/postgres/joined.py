@@ -97,7 +97,7 @@ def named(error: Exception, isolation: str | None, house: House) -> Exception:
     """Name what went wrong in the caller's transaction."""
     if isolation is None and sqlstate(error) == UNDEFINED_TABLE:
         return ForeignConnection(f"connection= has no tables of onejob: connect to {house.place}.")
-    if isolation == "read committed" and is_race(error):
+    if isolation == "read committed" and (is_race(error) or isinstance(error, Moved)):
         return Moved()
     if sqlstate(error) == UNIQUE or isinstance(error, Moved):  # it cannot see who was quicker
         return TransactionConflict()

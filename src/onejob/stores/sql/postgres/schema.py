@@ -60,7 +60,7 @@ def script_after(version: int, now: datetime) -> str:
     todo = {number: text for number, text in migrations("postgres").items() if number > version}
     if not todo:
         return ""
-    parts = ["BEGIN;", f"{SQL['create_schema_table']};"]
+    parts = ["BEGIN;", f"{SQL['migrating']};", f"{SQL['create_schema_table']};"]
     for number, text in todo.items():
         record = SQL["record_schema_version"].replace("$1", str(number)).replace("$2", str(micros(now)))
         parts += [text.strip(), f"{record};"]

@@ -1,0 +1,267 @@
+"""Many at once on PostgreSQL, and connections that die: all verdicts are right and no promise is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, closing, contextmanager
+
+import psycopg
+import pytest
+
+from onejob import App, Job, Outcome, State, Task, Unique
+from onejob.errors import StoreUnavailable
+from onejob.lifecycle import Completed
+from onejob.stores.contract import Filter
+from onejob.stores.sql.postgres import engine
+from onejob.stores.sql.postgres.store import PostgresStore
+from onejob.testing import Clock
+from tests.contract.stage import Stage, open_stage
+from tests.contract.steps import complete, everything, lease, mailer, start
+from tests.contract.test_interleavings_postgres import COALESCE, LEASE, ask, end
+
+pytestmark = pytest.mark.races
+
+KEYS = 150
+KILL_ONE = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE application_name = 'onejob' AND datname = current_database() ORDER BY random() LIMIT 1
+"""
+PATIENCE = 30.0
+
+
+@pytest.fixture
+async def apps(postgres_url: str) -> AsyncIterator[list[App]]:
+    """Open the database as several processes would: nothing is shared but the server."""
+    async with AsyncExitStack() as stack:
+        apps = [App(postgres_url) for _ in range(3)]
+        for app in apps:
+            app.migrate()
+            await stack.enter_async_context(app)
+        yield apps
+
+
+@pytest.fixture
+def database(postgres_url: str) -> Iterator[psycopg.Connection]:
+    with closing(psycopg.connect(postgres_url, autocommit=True)) as database:
+        yield database
+
+
+def mailers(apps: list[App], policy: Unique) -> list[Task[..., str]]:
+    return [mailer(app, policy) for app in apps]
+
+
+# ── the same keys at once ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "policy", [Unique(by="to"), Unique.coalesce(by="to"), Unique.latest(by="to", version="text")]
+)
+async def test_case_28_bulks_of_the_same_keys_in_opposite_order_are_all_answered(
+    apps: list[App], policy: Unique
+) -> None:
+    tasks = mailers(apps, policy)
+    keys = list(range(KEYS))
+    chosen = [keys, keys[::-1], random.Random(7).sample(keys, KEYS)]
+    for round_ in range(3):
+        bulks = [
+            app.enqueue_many([task.call(n, 3 * round_ + number) for n in order])
+            for number, (app, task, order) in enumerate(zip(apps, tasks, chosen, strict=True))
+        ]
+        answers = await asyncio.gather(*bulks)
+        told = defaultdict(list)
+        for order, admissions in zip(chosen, answers, strict=True):
+            for n, admission in zip(order, admissions, strict=True):
+                assert admission.job.arguments["to"] == n
+                told[n].append((admission.outcome, admission.job.id))
+        for outcomes in told.values():
+            assert len({job for _, job in outcomes}) == 1
+            assert sum(outcome is Outcome.CREATED for outcome, _ in outcomes) == (round_ == 0)
+    jobs = await everything(apps[0])
+    assert Counter(job.arguments["to"] for job in jobs) == dict.fromkeys(keys, 1)
+
+
+async def end_all(app: App, running: list[Job]) -> None:
+    """Complete runs in batches, as a busy worker does."""
+    for at in range(0, len(running), 30):
+        await asyncio.gather(*(complete(app, job) for job in running[at : at + 30]))
+
+
+async def test_a_bulk_meets_the_completion_of_the_same_keys(apps: list[App]) -> None:
+    here, there, _ = apps
+    mail, same = mailers([here, there], Unique.coalesce(by="to"))
+    for round_ in range(4):
+        await here.enqueue_many([mail.call(n, f"first {round_}") for n in range(KEYS)])
+        running = await lease(here)
+        assert len(running) == KEYS
+        chance = random.Random(round_)
+        chance.shuffle(running)
+
+        calls = [same.call(n, f"second {round_}") for n in chance.sample(range(KEYS), KEYS)]
+        _, admissions = await asyncio.gather(end_all(here, running), there.enqueue_many(calls))
+        assert {admission.outcome for admission in admissions} <= {Outcome.RERUN, Outcome.CREATED}
+        assert await here.store.find(Filter(stranded=True)) == []
+        second = await lease(there)
+        assert Counter(job.id for job in second) == Counter(one.job.id for one in admissions)
+        assert {job.arguments["text"] for job in second} == {f"second {round_}"}
+        await asyncio.gather(*(complete(there, job) for job in second))
+
+
+@pytest.fixture
+def stage(postgres_url: str, clock: Clock) -> Iterator[Stage]:
+    with open_stage(postgres_url, clock) as stage:
+        yield stage
+
+
+def test_a_holder_that_ends_between_the_conflict_and_the_look_leaves_the_key_to_the_newcomer(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newcomer's statement began before the holder's commit, so that it can see neither row."""
+    monkeypatch.setattr(engine, "BRIEFLY", 20_000)
+    holder, newcomer = stage.sessions
+    holder.begin([ask(1, COALESCE)], visiting=True)
+    while holder.next != "the caller's commit":
+        holder.step(stage.observer)
+    newcomer.begin([ask(2, COALESCE)], visiting=False)
+    newcomer.step(stage.observer)
+    assert newcomer.waits == 1
+    holder.step(stage.observer)
+    assert holder.done
+    assert newcomer.settle(stage.observer)
+    assert not newcomer.done
+    [job] = asyncio.run(stage.store.lease(LEASE))
+    [ended] = stage.store.apply_now([end(1, Completed(b"1"))])
+    assert ended.id == job.id
+    newcomer.end()
+    [verdict] = newcomer.answer
+    assert (verdict.outcome, verdict.job.id) == (Outcome.CREATED, f"{2:08d}")
+
+
+# ── connections that die ──────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def killing(url: str) -> Iterator[Callable[[], int]]:
+    """End connections of ours at random as long as the block lasts; tells how many have been ended."""
+    ended, enough, chance = [0], threading.Event(), random.Random()
+
+    def kill() -> None:
+        with psycopg.connect(url, autocommit=True) as killer:
+            while not enough.wait(chance.uniform(0.001, 0.01)):
+                ended[0] += len(killer.execute(KILL_ONE).fetchall())
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield lambda: ended[0]
+    finally:
+        enough.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "policy", [Unique(by="to"), Unique(by="to", on_conflict="update")], ids=["keep", "update"]
+)
+async def test_killed_connections_lose_no_promise_and_make_no_double(
+    apps: list[App], postgres_url: str, policy: Unique
+) -> None:
+    tasks = mailers(apps, policy)
+    promised: dict[int, set[str]] = defaultdict(set)
+
+    async def insist(task: Task[..., str], n: int) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not promised[n]:
+                try:
+                    promised[n].add((await task.enqueue(n, "x")).job.id)
+                except StoreUnavailable:
+                    continue
+
+    with killing(postgres_url) as kills:
+        for at in range(0, 600, 20):
+            await asyncio.gather(*(insist(task, n) for n in range(at, at + 20) for task in tasks))
+        assert kills() > 20
+    jobs = await everything(apps[0])
+    assert {job.arguments["to"]: {job.id} for job in jobs} == promised
+    assert len(jobs) == 600
+
+
+async def test_killed_connections_leave_every_run_settled_once(apps: list[App], postgres_url: str) -> None:
+    app, other, _ = apps
+    mail = mailer(app, Unique(by="to"))
+    mailer(other, Unique(by="to"))
+    await app.enqueue_many([mail.call(n) for n in range(300)])
+    with killing(postgres_url) as kills:
+        crews = [app.worker(concurrency=4, lease="5s"), other.worker(concurrency=4, lease="5s")]
+        async with crews[0], crews[1], asyncio.timeout(PATIENCE):
+            while len(await insistently(lambda: app.jobs(state="completed", limit=1000))) < 300:  # noqa: ASYNC110 - the workers tell nobody
+                await asyncio.sleep(0.05)
+        assert kills() > 3
+    jobs = await everything(app)
+    assert Counter(job.state for job in jobs) == {State.COMPLETED: 300}
+    assert {job.held_key for job in jobs} == {None}
+
+
+async def insistently(act: Callable[[], object]) -> list[object]:
+    """Ask until the store answers."""
+    while True:
+        try:
+            return await act()  # type: ignore[misc, no-any-return]
+        except StoreUnavailable:
+            continue
+
+
+# ── calls that nobody hears ───────────────────────────────────────────────────────────────────────
+
+
+def listeners(database: psycopg.Connection) -> set[int]:
+    rows = database.execute(
+        "SELECT pid FROM pg_stat_activity WHERE application_name = 'onejob listener' AND query LIKE 'LISTEN%'"
+        " AND state = 'idle' AND datname = current_database()"
+    ).fetchall()
+    return {pid for (pid,) in rows}
+
+
+async def new_listener(database: psycopg.Connection, known: set[int]) -> set[int]:
+    """Wait until somebody listens who did not before."""
+    async with asyncio.timeout(PATIENCE):
+        while not (found := listeners(database) - known):  # noqa: ASYNC110 - the server tells nobody
+            await asyncio.sleep(0.01)
+    return found
+
+
+async def test_a_worker_whose_listener_dies_still_finds_work_and_listens_again(
+    apps: list[App], database: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onejob.worker.LOOK_AGAIN", 1.0)
+    here, there, _ = apps
+    mail, _ = mailers([here, there], Unique(by="to"))
+    async with there.worker(concurrency=1):
+        known = await new_listener(database, set())
+        for round_ in range(2):
+            for pid in known:
+                database.execute("SELECT pg_terminate_backend(%s)", (pid,))
+            answer = await mail.enqueue(round_, "unheard")
+            assert await answer.result(timeout=PATIENCE) == f"{round_}: unheard"
+            known = await new_listener(database, known)
+
+
+async def test_a_listener_that_is_back_rings_for_what_it_missed_and_for_what_comes(
+    postgres_url: str, database: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onejob.stores.sql.postgres.store.POLL", 60)
+    store = PostgresStore(postgres_url)
+    async with App(store=store), App(postgres_url) as other, asyncio.timeout(PATIENCE):
+        mail = mailer(other, Unique(by="to"))
+        await store.wait(60, store.pulse())
+        [pid] = listeners(database)
+        missed = store.pulse()
+        database.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        await store.wait(60, missed)
+        await new_listener(database, {pid})
+        heard = store.pulse()
+        await mail.enqueue(1)
+        await store.wait(60, heard)
+        assert await start(other)

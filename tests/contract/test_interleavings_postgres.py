@@ -1,0 +1,391 @@
+"""Whatever the order of their statements, two sessions answer and leave what some serial order would.
+
+The memory store is the oracle: it carries out the same steps one after the other, in every order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from itertools import permutations
+from typing import Any
+
+import msgspec
+import pytest
+
+from onejob import Retry, Unique, lifecycle
+from onejob.app import admission_step
+from onejob.decide import Request, merged, replay
+from onejob.errors import OnejobError
+from onejob.job import fingerprint
+from onejob.lifecycle import Completed, Failed, HandedBack, Result
+from onejob.stores.contract import Filter, Lease, Step, Store
+from onejob.stores.memory import MemoryStore
+from onejob.stores.sql.postgres import engine
+from onejob.testing import Clock
+from tests.conftest import Database
+from tests.contract.stage import Act, Stage, do, open_stage, orders
+
+pytestmark = [pytest.mark.races, pytest.mark.timeout(600)]
+
+DEEP = os.environ.get("ONEJOB_HYPOTHESIS") == "deep"  # hands change once more
+
+KEYS = (b"a" * 32, b"b" * 32, b"c" * 32)
+TERM = timedelta(seconds=5)
+
+KEEP = Unique()
+UPDATE = Unique(on_conflict="update")
+REPLACE = Unique(on_conflict="replace")
+COALESCE = Unique.coalesce()
+MERGE = Unique(on_conflict="update", merge={"items": "append"})
+LATEST = Unique(on_conflict="update", version="seq")
+STARTING = Unique(until="start", on_conflict="replace")
+ONCE = Unique.once()
+IDLE = Unique(states={"available", "scheduled"})  # to which a running holder is none
+CANCEL = Unique(on_conflict="replace", on_active="cancel")
+
+
+# ── what sessions do ──────────────────────────────────────────────────────────────────────────────
+
+
+def ask(number: int, policy: Unique, key: bytes = KEYS[0], *, force: bool = False) -> Step:
+    """Ask for a job; a later request has a higher number."""
+    args = msgspec.json.encode({"items": [number], "seq": number})
+    return admission_step(
+        Request(
+            id=f"{number:08d}",
+            place=number,
+            namespace="",
+            task="mail",
+            queue="default",
+            args=args,
+            meta=b"{}",
+            payload_digest=fingerprint(args, b"{}"),
+            priority=0,
+            retry=Retry(3, base=2, cap=60),
+            key=key,
+            policy=policy,
+            version=number if policy.version else None,
+            force=force,
+        )
+    )
+
+
+def end(number: int, result: Result | None = None) -> Step:
+    """Settle the first run of a job."""
+    act = partial(
+        lifecycle.settle, token=1, result=result or Completed(b"1"), merge=partial(merged, policy=MERGE)
+    )
+    return Step(act, f"{number:08d}")
+
+
+def act_on(number: int, act: Callable[..., Any], **given: Any) -> Step:
+    return Step(partial(act, **given), f"{number:08d}")
+
+
+def extend(number: int) -> Step:
+    return Step(partial(lifecycle.extend, token=1, lease=TERM * 9), f"{number:08d}", alone=True)
+
+
+FAILED = Failed({"type": "Boom", "message": "boom", "traceback": ""})
+FINALLY = Failed({"type": "Boom", "message": "boom", "traceback": ""}, final=True)
+LEASE = Lease(
+    namespace="", worker="w", queues={"default": 10}, total=10, duration=TERM, tasks=("mail",), limits={}
+)
+LIMITED = Lease(
+    namespace="",
+    worker="v",
+    queues={"default": 10},
+    total=10,
+    duration=TERM,
+    tasks=("mail",),
+    limits={"default": 1},
+)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What has happened, and what two sessions then do at once."""
+
+    before: Sequence[Act]
+    first: Act
+    second: Act
+
+    @property
+    def acts(self) -> list[Act]:
+        return [self.first, self.second]
+
+
+def running(policy: Unique) -> list[Act]:
+    return [[ask(1, policy)], LEASE]
+
+
+def followed(policy: Unique) -> list[Act]:
+    return [*running(policy), [ask(2, policy)]]
+
+
+SCENES = {
+    "rerun meets completion": Scene(running(COALESCE), [ask(8, COALESCE)], [end(1)]),
+    "rerun meets failure": Scene(running(COALESCE), [ask(8, COALESCE)], [end(1, FAILED)]),
+    "rerun meets hand-back": Scene(running(COALESCE), [ask(8, COALESCE)], [end(1, HandedBack())]),
+    "rerun that merges meets failure": Scene(followed(MERGE), [ask(8, MERGE)], [end(1, FAILED)]),
+    "newer version meets completion": Scene(running(LATEST), [ask(8, LATEST)], [end(1)]),
+    "newer version meets last failure": Scene(running(LATEST), [ask(8, LATEST)], [end(1, FINALLY)]),
+    "rerun meets rerun": Scene(running(COALESCE), [ask(8, COALESCE)], [ask(9, COALESCE)]),
+    "rerun meets extension": Scene(running(COALESCE), [ask(8, COALESCE)], [extend(1)]),
+    "keep meets completion": Scene(running(KEEP), [ask(8, KEEP)], [end(1)]),
+    "cancel on conflict meets completion": Scene(running(CANCEL), [ask(8, CANCEL)], [end(1)]),
+    "cancel on conflict meets extension": Scene(running(CANCEL), [ask(8, CANCEL)], [extend(1)]),
+    "update meets lease": Scene([[ask(1, UPDATE)]], [ask(8, UPDATE)], LEASE),
+    "replace meets lease": Scene([[ask(1, REPLACE)]], [ask(8, REPLACE)], LEASE),
+    "replace until start meets lease": Scene([[ask(1, STARTING)]], [ask(8, STARTING)], LEASE),
+    "newer version meets lease": Scene([[ask(1, LATEST)]], [ask(8, LATEST)], LEASE),
+    "update meets update": Scene([[ask(1, UPDATE)]], [ask(8, UPDATE)], [ask(9, UPDATE)]),
+    "replace meets replace": Scene([[ask(1, REPLACE)]], [ask(8, REPLACE)], [ask(9, REPLACE)]),
+    "force meets completion": Scene(followed(COALESCE), [ask(8, COALESCE, force=True)], [end(1)]),
+    "take-over meets completion": Scene(running(COALESCE), [ask(8, IDLE)], [end(1)]),
+    "take-over meets rerun": Scene(running(COALESCE), [ask(8, IDLE)], [ask(9, COALESCE)]),
+    "force meets force": Scene(followed(COALESCE), [ask(8, KEEP, force=True)], [ask(9, KEEP, force=True)]),
+    "cancel meets completion": Scene(followed(COALESCE), [act_on(1, lifecycle.cancel)], [end(1)]),
+    "cancel of both meets completion": Scene(
+        followed(COALESCE), [act_on(1, lifecycle.cancel, successors=True)], [end(1)]
+    ),
+    "cancel of the successor meets completion": Scene(
+        followed(COALESCE), [act_on(2, lifecycle.cancel)], [end(1)]
+    ),
+    "cancel of the successor meets rerun": Scene(
+        followed(COALESCE), [act_on(2, lifecycle.cancel)], [ask(8, COALESCE)]
+    ),
+    "cancel of the holder meets update": Scene(
+        [[ask(1, UPDATE)]], [act_on(1, lifecycle.cancel)], [ask(8, UPDATE)]
+    ),
+    "delete meets keep": Scene([[ask(1, KEEP)]], [act_on(1, lifecycle.delete)], [ask(8, KEEP)]),
+    "release meets rerun": Scene(
+        followed(COALESCE), [Step(partial(lifecycle.release, force=True), key=KEYS[0])], [ask(8, COALESCE)]
+    ),
+    "replay meets keep": Scene([*running(KEEP), [end(1, FINALLY)]], [act_on(1, replay)], [ask(8, KEEP)]),
+    "prune meets once": Scene([*running(ONCE), [end(1)]], [act_on(1, lifecycle.prune)], [ask(8, ONCE)]),
+    "two for a free key": Scene([], [ask(8, KEEP)], [ask(9, KEEP)]),
+    "two updates of a free key": Scene([], [ask(8, UPDATE)], [ask(9, UPDATE)]),
+    "two versions of a free key": Scene([], [ask(9, LATEST)], [ask(8, LATEST)]),
+    "two leases": Scene([[ask(1, KEEP), ask(2, KEEP, KEYS[1])]], LEASE, LEASE),
+    "two leases of a limited queue": Scene([[ask(1, KEEP), ask(2, KEEP, KEYS[1])]], LIMITED, LIMITED),
+    "bulk meets batch completion": Scene(
+        [[ask(n + 1, COALESCE, key) for n, key in enumerate(KEYS)], LEASE],
+        [ask(7 + n, COALESCE, KEYS[-1 - n]) for n in range(3)],
+        [end(1), end(2), end(3)],
+    ),
+    "bulk meets bulk in opposite order": Scene(
+        [],
+        [ask(1 + n, UPDATE, key) for n, key in enumerate(KEYS[:2])],
+        [ask(8 - n, UPDATE, KEYS[1 - n]) for n in range(2)],
+    ),
+    "bulk meets bulk over what waits": Scene(
+        [[ask(n + 1, UPDATE, key) for n, key in enumerate(KEYS[:2])]],
+        [ask(4 + n, UPDATE, key) for n, key in enumerate(KEYS[:2])],
+        [ask(8 - n, UPDATE, KEYS[1 - n]) for n in range(2)],
+    ),
+}
+
+
+# ── what they may leave ───────────────────────────────────────────────────────────────────────────
+
+
+def plain(answers: Any) -> Any:
+    """Make answers comparable: errors by what they say."""
+    if isinstance(answers, list):
+        return [plain(answer) for answer in answers]
+    return (type(answers), str(answers)) if isinstance(answers, OnejobError) else answers
+
+
+async def remains(store: Store) -> list[Any]:
+    """Read all jobs and marks."""
+    jobs = await store.find(Filter(limit=1000, newest_first=False))
+    marks = [(await store.look(key)).mark for key in KEYS]
+    return [jobs, [mark for mark in marks if mark is not None]]
+
+
+def serially(scene: Scene, clock: Clock) -> list[list[Any]]:
+    """Carry out the steps one after the other in every order: answers by session, and what is left.
+
+    A lease may also find that all is taken for the moment, and come back with less.
+    """
+    parts = [
+        (index, number, act if isinstance(act, Lease) else [act[number]])
+        for index, act in enumerate(scene.acts)
+        for number in range(1 if isinstance(act, Lease) else len(act))
+    ]
+    found = []
+    for order in permutations(parts):
+        for left_out in leavings(scene):
+            memory = MemoryStore(clock=clock)
+            for act in scene.before:
+                do(memory, act)
+            answers: list[list[Any]] = [
+                [None] * (1 if isinstance(act, Lease) else len(act)) for act in scene.acts
+            ]
+            for index, number, part in order:
+                answers[index][number] = (
+                    []
+                    if index in left_out
+                    else plain(do(memory, part) if isinstance(part, Lease) else do(memory, part)[0])
+                )
+            found.append([answers, asyncio.run(remains(memory))])
+    return found
+
+
+def leavings(scene: Scene) -> Iterator[set[int]]:
+    """Tell which leases may come back empty."""
+    yield set()
+    for index, act in enumerate(scene.acts):
+        if isinstance(act, Lease):
+            yield {index}
+
+
+def answered(scene: Scene, answers: Sequence[Any]) -> list[Any]:
+    """Bring answers into the shape of the oracle's."""
+    return [
+        [plain(answer)] if isinstance(act, Lease) else plain(answer)
+        for act, answer in zip(scene.acts, answers, strict=True)
+    ]
+
+
+# ── all orders ────────────────────────────────────────────────────────────────────────────────────
+
+
+MANNERS = [(False, 20_000), (True, 1), *([(False, 1), (True, 20_000)] if DEEP else [])]
+
+
+@pytest.fixture(scope="module")
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(scope="module")
+def theatre(postgres_database: Database, clock: Clock) -> Iterator[Stage]:
+    postgres_database.empty()
+    with open_stage(postgres_database.url, clock) as stage:
+        yield stage
+
+
+@pytest.fixture
+def stage(theatre: Stage) -> Stage:
+    theatre.clear()
+    return theatre
+
+
+@pytest.mark.parametrize(("visiting", "milliseconds"), MANNERS)
+@pytest.mark.parametrize("name", SCENES)
+def test_two_sessions_leave_what_a_serial_order_would(
+    stage: Stage,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    milliseconds: int,
+    *,
+    visiting: bool,
+) -> None:
+    """The first may be in a caller's transaction; both turn aside soon from who is in the way, or late."""
+    monkeypatch.setattr(engine, "BRIEFLY", milliseconds)
+    scene = SCENES[name]
+    visits = (visiting and not isinstance(scene.first, Lease), False)
+    for act in scene.before:
+        do(stage.store, act)
+    stage.keep_scenery()
+    allowed = serially(scene, clock)
+    stage.deadlocks = 0
+    for order in orders(stage.rehearse(scene.acts, visits), changes=3 if DEEP else 2):
+        stage.restore_scenery()
+        answers = answered(scene, stage.perform(scene.acts, order, visits))
+        left = stage.remains()
+        assert [answers, left] in allowed, (name, order, answers, left)
+    # A group does not wait for its jobs, so it may lock a successor first; but then it waits briefly only.
+    assert stage.deadlocks == 0 or (name == "cancel of the successor meets completion" and not visiting)
+
+
+# ── who waits for whom ────────────────────────────────────────────────────────────────────────────
+
+
+def open_rerun(stage: Stage) -> None:
+    """Let the first session ask, in a caller's transaction, for another run of what runs, and not commit."""
+    visitor = stage.sessions[0]
+    visitor.begin([ask(8, COALESCE)], visiting=True)
+    while visitor.next != "the caller's commit":
+        visitor.step(stage.observer)
+
+
+def states(stage: Stage) -> dict[int, str]:
+    jobs, _ = stage.remains()
+    return {int(job.id): str(job.state) for job in jobs}
+
+
+def test_a_lease_is_renewed_while_a_callers_open_transaction_relies_on_the_run(stage: Stage) -> None:
+    for act in running(COALESCE):
+        do(stage.store, act)
+    open_rerun(stage)
+    worker = stage.sessions[1]
+    worker.begin([extend(1)], visiting=False)
+    while not worker.done:
+        worker.step(stage.observer)
+    assert worker.waits == 0
+    [renewed] = worker.answer
+    assert renewed.lease_until == stage.store.now() + TERM * 9
+    stage.sessions[0].end()
+    assert [verdict.outcome for verdict in stage.sessions[0].answer] == ["rerun"]
+    assert states(stage) == {1: "active", 8: "pending"}
+
+
+def test_completion_waits_for_a_callers_open_transaction_and_the_rest_of_its_batch_does_not(
+    stage: Stage,
+) -> None:
+    do(stage.store, [ask(n + 1, COALESCE, key) for n, key in enumerate(KEYS)])
+    do(stage.store, LEASE)
+    open_rerun(stage)
+    worker = stage.sessions[1]
+    worker.begin([end(1), end(2), end(3)], visiting=False)
+    while not worker.waits:
+        assert not worker.done
+        worker.step(stage.observer)
+    assert states(stage) == {1: "active", 2: "completed", 3: "completed"}
+    for session in stage.sessions:
+        session.end()
+    assert [job.id for job in worker.answer] == ["00000001", "00000002", "00000003"]
+    assert states(stage) == {1: "completed", 2: "completed", 3: "completed", 8: "available"}
+
+
+def test_a_caller_who_rolls_back_leaves_nothing_for_the_completion_that_waited(stage: Stage) -> None:
+    for act in running(COALESCE):
+        do(stage.store, act)
+    visitor, worker = stage.sessions
+    visitor.store.apply_within_now(visitor.connection, [ask(8, COALESCE)])
+    worker.begin([end(1)], visiting=False)
+    while not worker.waits:
+        assert not worker.done
+        worker.step(stage.observer)
+    visitor.connection.rollback()
+    worker.end()
+    assert states(stage) == {1: "completed"}
+
+
+def test_a_request_that_stops_a_run_waits_for_who_relies_on_it_and_holds_nobody_up(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told to go on at once, it must not ask again and again for what it cannot have."""
+    monkeypatch.setattr(engine, "BRIEFLY", 1)
+    for act in running(COALESCE):
+        do(stage.store, act)
+    open_rerun(stage)
+    newcomer = stage.sessions[1]
+    newcomer.begin([ask(9, CANCEL), ask(2, CANCEL, KEYS[1])], visiting=False)
+    while not newcomer.waits:
+        assert not newcomer.done
+        assert newcomer.stops < 60
+        newcomer.step(stage.observer)
+    assert states(stage) == {1: "active", 2: "available"}
+    for session in stage.sessions:
+        session.end()
+    assert [verdict.outcome for verdict in newcomer.answer] == ["replaced", "created"]
