@@ -10,9 +10,10 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from string import Template
 from types import ModuleType
 
 import click
@@ -21,6 +22,7 @@ import pytest
 import onejob
 from onejob import App
 from onejob.cli import main
+from tests import servers
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "docs" / "adr" / "0000-template.md"
@@ -43,6 +45,11 @@ HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 MAKE = re.compile(r"\bmake ([a-z]+)\b")
 OUTPUT = "text output"
 SESSION = "console run"
+PROGRAM = "python alone"  # runs in a process of its own, with the page's first block beside it as shop.py
+SERVERS = {
+    "DATABASE_URL": servers.postgres,
+    "REDIS_URL": servers.redis,
+}  # what a page finds in its environment
 REASON = re.compile(r"python no-run: \S.+")
 
 
@@ -103,6 +110,24 @@ def run(block: Block, namespace: dict[str, object], runner: asyncio.Runner) -> N
         runner.run(result)
 
 
+@pytest.fixture
+def surroundings(page: Path) -> Iterator[dict[str, str]]:
+    """Start the servers whose URLs a page reads from its environment, set as a server in production is."""
+    text = page.read_text()
+    with contextlib.ExitStack() as stack:
+        started = {name: start for name, start in SERVERS.items() if name in text}
+        yield {name: stack.enter_context(start(durable=True)).url for name, start in started.items()}
+
+
+def run_alone(
+    command: list[str], folder: Path, surroundings: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in a folder, as a reader with our environment and a wide terminal would."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | surroundings | {"PATH": path, "COLUMNS": "200", "NO_COLOR": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
 def matches(printed: str, shown: str) -> bool:
     """Tell whether a page shows what its code prints; … stands for what differs each time."""
     pattern = ".*".join(re.escape(part) for part in shown.strip().split("…"))
@@ -110,8 +135,12 @@ def matches(printed: str, shown: str) -> bool:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if of_language(p, "python")], ids=name)
-def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_a_page_runs(
+    page: Path, surroundings: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
+    for name, url in surroundings.items():
+        monkeypatch.setenv(name, url)
     module = ModuleType("documented")
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
@@ -130,10 +159,22 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
                 runner.run(app.close())
 
 
+@pytest.mark.parametrize("page", [p for p in PAGES if any(b.info == PROGRAM for b in blocks(p))], ids=name)
+def test_the_programs_of_a_page_run(page: Path, surroundings: Mapping[str, str], tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(of_language(page, "python")[0].text)
+
+    for block in blocks(page):
+        if block.info == PROGRAM:
+            run = run_alone([sys.executable, "-c", block.text], tmp_path, surroundings)
+            assert run.returncode == 0, f"{block}: {run.stderr}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_code_that_does_not_run_says_why(page: Path) -> None:
     for block in of_language(page, "python"):
-        assert block.info == "python" or REASON.fullmatch(block.info), f"{block}: write `python no-run: why`"
+        assert block.info in {"python", PROGRAM} or REASON.fullmatch(block.info), (
+            f"{block}: write `python no-run: why`"
+        )
 
 
 @pytest.mark.parametrize(
@@ -197,15 +238,12 @@ def sessions(page: Path) -> Iterator[tuple[Block, str, str]]:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if any(sessions(p))], ids=name)
-def test_the_sessions_of_a_page_run(page: Path, tmp_path: Path) -> None:
+def test_the_sessions_of_a_page_run(page: Path, surroundings: Mapping[str, str], tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(of_language(page, "python")[0].text)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "COLUMNS": "200", "NO_COLOR": "1"}
 
     for block, command, shown in sessions(page):
-        run = subprocess.run(
-            shlex.split(command), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
+        words = shlex.split(Template(command).safe_substitute(surroundings))
+        run = run_alone(words, tmp_path, surroundings)
         assert run.returncode == 0, f"{block}: {command}: {run.stderr}"
         assert matches(run.stdout.strip(), shown), f"{block}: {command} prints\n{run.stdout}"
 
