@@ -12,10 +12,10 @@ check_version = @$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "
 	but $(PY) is " + sys.version.split()[0] + ": name another one, as in make PY=python3.12")'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench races constraints clean
+.PHONY: help demo test check bench races test-matrix constraints clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.core ## Watch duplicates being absorbed
 	@.venv/bin/onejob demo $(ARGS)
@@ -34,6 +34,9 @@ bench: .venv/.bench ## Measure throughput, ours and others'
 
 races: .venv/.test ## Repeat the tests in which processes race, ROUNDS times (20)
 	for round in $$(seq $(ROUNDS)); do $(PYTHON) -m pytest -q -m races tests $(ARGS) || exit 1; done
+
+test-matrix: .venv/.matrix ## Run the contract suite on every version of the servers, a pooler and a cluster
+	$(PYTHON) -m tests.matrix $(ARGS)
 
 constraints: | $(UV) ## Move constraints.txt to the newest versions
 	$(UV) pip compile -q --upgrade --universal --python-version 3.11 --group test --group matrix --group bench \
@@ -57,6 +60,10 @@ clean: ## Remove what the other targets made
 
 .venv/.test: .venv/.core
 	$(INSTALL) --group test
+	@touch $@
+
+.venv/.matrix: .venv/.test
+	$(INSTALL) --group test --group matrix
 	@touch $@
 
 .venv/.bench: .venv/.core

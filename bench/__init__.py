@@ -4,7 +4,8 @@ Every bar is a ratio to something measured in the same run, for a figure by itse
 than about the code. In each round ours and the reference take turns, the order changes from round to round,
 and the answer is the median of the rounds' ratios. None of this is a test: a miss is printed, nothing fails.
 
-*Bare* is the sqlite3 module of the standard library: the same rows, the same INSERT, the same schema, the
-same `synchronous`, one commit per row (or one `executemany` for bulk), SQLite's own checkpoints, and no
-Python beside the call. See docs/performance.md for how to read the table.
+*Bare* is the store's own driver without us: sqlite3, psycopg or redis-py. It writes the same rows or records
+with the same durability, one commit per call (or all in one go for bulk), by prepared statements or a loaded
+script, and has no Python beside the call. After every measurement the rows are counted from outside. See
+docs/performance.md for how to read the table.
 """

@@ -6,7 +6,9 @@ import argparse
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench import __doc__ as method
@@ -16,17 +18,18 @@ from bench.drain import drain
 from bench.latency import latency
 from bench.machine import Machine, inspect
 from bench.measure import Benchmark, Plan, Reading
+from bench.places import STORES, NoStore, Place, places
 from bench.report import Progress, as_json, table
 
 BENCHMARKS = (
-    Benchmark("blocking", enqueue.blocking, 2),
-    Benchmark("awaited", enqueue.awaited, 2),
-    Benchmark("together", enqueue.together, 1),
-    Benchmark("duplicates", enqueue.duplicates, 4),
-    Benchmark("bulk", enqueue.bulk, 2),
-    Benchmark("drain", drain, 4),
-    Benchmark("latency", latency, 1),
-    Benchmark("crowd", crowd, 1),
+    Benchmark("blocking", enqueue.blocking),
+    Benchmark("awaited", enqueue.awaited),
+    Benchmark("together", enqueue.together),
+    Benchmark("duplicates", enqueue.duplicates),
+    Benchmark("bulk", enqueue.bulk),
+    Benchmark("drain", drain),
+    Benchmark("latency", latency),
+    Benchmark("crowd", crowd),
 )
 
 
@@ -35,7 +38,7 @@ def main() -> None:
     options = arguments()
     chosen = [one for one in BENCHMARKS if not options.only or one.name in options.only]
     rounds = options.rounds or (3 if options.quick else 7)
-    readings, machine = measure(chosen, rounds, quick=options.quick)
+    readings, machine = measure(options.store or STORES, chosen, rounds, quick=options.quick)
     if options.json:
         print(as_json(readings, machine, rounds=rounds))
     else:
@@ -51,6 +54,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--quick", action="store_true", help="measure less: good for a look, not for a claim")
     parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--store", action="append", choices=STORES, help="only this one; may be repeated")
     parser.add_argument("--rounds", type=positive, metavar="N", help="rounds per measurement (7; quick: 3)")
     return parser.parse_args()
 
@@ -62,19 +66,43 @@ def positive(text: str) -> int:
     return number
 
 
-def measure(chosen: Sequence[Benchmark], rounds: int, *, quick: bool) -> tuple[list[Reading], Machine]:
-    """Run the chosen benchmarks on files that are removed afterwards."""
-    progress = Progress(sum(benchmark.turns for benchmark in chosen) * rounds * 2)
+def measure(
+    stores: Sequence[str], chosen: Sequence[Benchmark], rounds: int, *, quick: bool
+) -> tuple[list[Reading], Machine]:
+    """Run the chosen benchmarks on files and servers that are removed afterwards."""
     readings: list[Reading] = []
-    place = os.environ.get("TMPDIR") or Path.cwd()  # not /tmp, which may be memory
-    with tempfile.TemporaryDirectory(prefix=".bench-", dir=place) as folder:
-        plan = Plan(Path(folder), rounds, quick, progress.tick)
-        machine = inspect(plan.folder)
-        for benchmark in chosen:
-            progress.enter(benchmark.name)
-            readings += benchmark.run(plan)
-        progress.leave()
+    folder_of_all = os.environ.get("TMPDIR") or Path.cwd()  # not /tmp, which may be memory
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=folder_of_all) as name:
+        folder = Path(name)
+        machine = inspect(folder)
+        for store in stores:
+            try:
+                with places(store, folder) as found:
+                    readings += measure_at(found, chosen, rounds, quick=quick)
+                    servers = (place.software for place in found if place.software)
+                    machine = replace(machine, servers=(*machine.servers, *servers))
+            except NoStore as error:
+                print(f"{store}: {error}", file=sys.stderr)
     return readings, machine
+
+
+def measure_at(
+    found: Sequence[Place], chosen: Sequence[Benchmark], rounds: int, *, quick: bool
+) -> list[Reading]:
+    """Run benchmarks wherever they have a bar."""
+    readings: list[Reading] = []
+    todo = [(one, place) for one in chosen for place in found if one.name in place.bars]
+    progress = Progress(len(todo))
+    plan = Plan(rounds, quick, progress.tick, progress.say)
+    for benchmark, place in todo:
+        progress.enter(f"{benchmark.name} {place.label}")
+        try:
+            readings += benchmark.run(plan, place)
+        except Exception:  # noqa: BLE001 - the others are measured all the same
+            progress.leave()
+            traceback.print_exc()
+    progress.leave()
+    return readings
 
 
 if __name__ == "__main__":

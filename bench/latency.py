@@ -1,57 +1,52 @@
 """How soon an idle worker starts what another process enqueues.
 
-    python -m bench.latency ours|bare FILE
+    python -m bench.latency ours|bare URL
 
-waits for jobs and prints, for each, the nanoseconds since just before it was enqueued. The bare side asks
-`PRAGMA data_version` every millisecond and reads the newest row. The clock is the machine's, not a process's.
+waits for jobs and prints, for each, the nanoseconds since just before it was enqueued. The bare side does
+what the store offers: it polls SQLite every millisecond and reads the newest row, listens to PostgreSQL and
+claims, or blocks on a list of Redis. The clock is the machine's, not a process's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from statistics import median
 
-from bench.measure import Plan, Reading, alternate, below, percentile, shown
-from bench.workload import INSERT, open_bare, row_of
+from bench.measure import Plan, Reading, alternate, at_most, below, percentile, shown
+from bench.places import Place, watch
+from bench.workload import job_of
 from onejob import App, Task
 
-NEWEST = "SELECT args FROM onejob_jobs ORDER BY id DESC LIMIT 1"
 
-
-def latency(plan: Plan) -> Iterator[Reading]:
+def latency(plan: Plan, place: Place) -> Iterator[Reading]:
     """Measure from just before the enqueue to the first line of the handler."""
     number = plan.size(50, 20)
-    path = plan.folder / "latency.db"
-    bare_path = plan.folder / "latency-bare.db"
-    app, stamp = open_stamping_app(path)
     took: list[float] = []
-
-    def ask_bare(sent: int) -> None:
-        bare.execute(INSERT, row_of(stamp, sent))
-
-    with (
-        closing(open_bare(bare_path, "FULL")) as bare,
-        idle_worker("ours", path) as ours,
-        idle_worker("bare", bare_path) as watcher,
-    ):
-        pair = alternate(
-            plan,
-            lambda: median(collect(took, delays(ours, stamp.enqueue_sync, number))),
-            lambda: median(delays(watcher, ask_bare, number)),
-        )
-    app.close_sync()
-    yield below("idle, enqueue → start, p50", pair.ours, 5)
-    yield shown("idle, enqueue → start, p50, against a bare poll", pair, unit="ms")
-    yield Reading("idle, enqueue → start, p99", percentile(took, 99), "ms")
-    yield Reading("idle, enqueue → start, slowest", max(took), "ms")
+    with place.fresh("latency") as url, place.fresh("latency-bare") as bare_url:
+        app, stamp = open_stamping_app(url)
+        bare = place.bare(bare_url)
+        with idle_worker("ours", url) as ours, idle_worker("bare", bare_url) as watcher:
+            pair = alternate(
+                plan,
+                lambda: median(collect(took, delays(ours, stamp.enqueue_sync, number))),
+                lambda: median(delays(watcher, lambda sent: bare.send(job_of(stamp, sent)), number)),
+            )
+        app.close_sync()
+        asyncio.run(bare.close())
+    title, bar = f"idle, enqueue → start, {place.label}", place.bars["latency"]
+    if bar is None:
+        yield below(f"{title}, p50", pair.ours, 5)
+        yield shown(f"{title}, p50, against a bare poll", pair, unit="ms")
+    else:
+        yield at_most(f"{title}, p50", pair, bar)
+    yield Reading(f"{title}, p99", percentile(took, 99), "ms")
+    yield Reading(f"{title}, slowest", max(took), "ms")
 
 
 def collect(all_of_them: list[float], some: list[float]) -> list[float]:
@@ -72,9 +67,9 @@ def delays(worker: subprocess.Popen[str], enqueue: Callable[[int], object], numb
 
 
 @contextmanager
-def idle_worker(side: str, path: Path) -> Iterator[subprocess.Popen[str]]:
+def idle_worker(side: str, url: str) -> Iterator[subprocess.Popen[str]]:
     """Start a worker in another process and wait until it idles."""
-    command = [sys.executable, "-m", "bench.latency", side, str(path)]
+    command = [sys.executable, "-m", "bench.latency", side, url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -85,9 +80,9 @@ def idle_worker(side: str, path: Path) -> Iterator[subprocess.Popen[str]]:
             process.terminate()
 
 
-def open_stamping_app(path: Path) -> tuple[App, Task[[int], None]]:
+def open_stamping_app(url: str) -> tuple[App, Task[[int], None]]:
     """Make an app whose one task tells how long it took to be started."""
-    app = App(f"sqlite:///{path}")
+    app = App(url)
 
     @app.task(unique=True)
     async def stamp(sent: int) -> None:
@@ -96,35 +91,21 @@ def open_stamping_app(path: Path) -> tuple[App, Task[[int], None]]:
     return app, stamp
 
 
-async def work(path: Path) -> None:
+async def work(url: str) -> None:
     """Run jobs until terminated."""
-    app, _ = open_stamping_app(path)
+    app, _ = open_stamping_app(url)
     async with app, app.worker():
         print("ready", flush=True)
         await asyncio.Event().wait()
 
 
-def watch(path: Path) -> None:
-    """Poll for rows until terminated."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        seen = connection.execute("PRAGMA data_version").fetchone()
-        print("ready", flush=True)
-        while True:
-            version = connection.execute("PRAGMA data_version").fetchone()
-            if version != seen:
-                seen = version
-                [args] = connection.execute(NEWEST).fetchone()
-                print(time.monotonic_ns() - int(args.split(b":")[1].rstrip(b"}")), flush=True)
-            time.sleep(0.001)
-
-
 def main() -> None:
     """Run one side until terminated."""
-    side, file = sys.argv[1:]
+    side, url = sys.argv[1:]
     if side == "bare":
-        watch(Path(file))
+        watch(url)
     else:
-        asyncio.run(work(Path(file)))
+        asyncio.run(work(url))
 
 
 if __name__ == "__main__":

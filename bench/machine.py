@@ -24,6 +24,7 @@ class Machine:
     folder: str
     file_system: str
     fsync_p50_ms: float
+    servers: tuple[str, ...] = ()
 
 
 def inspect(folder: Path) -> Machine:

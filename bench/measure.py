@@ -9,21 +9,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
-Synchronous = Literal["NORMAL", "FULL"]
-LEVELS: tuple[Synchronous, ...] = ("NORMAL", "FULL")
+if TYPE_CHECKING:
+    from bench.places import Place
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure, where, and whom to tell about each half round."""
+    """How much to measure, and whom to tell about each half round and whatever else takes long."""
 
-    folder: Path
     rounds: int
     quick: bool
     tick: Callable[[], None]
+    say: Callable[[str], None]
 
     def size(self, whole: int, quick: int) -> int:
         return quick if self.quick else whole
@@ -54,11 +53,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A named measurement and how many times it alternates between ours and a reference."""
+    """A named measurement, for any store."""
 
     name: str
-    run: Callable[[Plan], Iterator[Reading]]
-    turns: int
+    run: Callable[[Plan, Place], Iterator[Reading]]
 
 
 def alternate(plan: Plan, ours: Callable[[], float], reference: Callable[[], float]) -> Pair:
@@ -87,6 +85,13 @@ def at_most(name: str, pair: Pair, bar: float, *, unit: str = "ms", against: str
     return Reading(
         name, pair.ours, unit, pair.reference, against, pair.ratio, f"≤ {bar:g} x", pair.ratio <= bar
     )
+
+
+def judged(name: str, pair: Pair, bar: float | None, *, unit: str = "/s", against: str = "bare") -> Reading:
+    """Judge a rate if there is a bar."""
+    if bar is None:
+        return shown(name, pair, unit=unit, against=against)
+    return at_least(name, pair, bar, unit=unit, against=against)
 
 
 def shown(name: str, pair: Pair, *, unit: str = "/s", against: str = "bare") -> Reading:

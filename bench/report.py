@@ -22,30 +22,32 @@ class Progress:
     def __init__(self, total: int, stream: TextIO = sys.stderr) -> None:
         self._total = total
         self._stream = stream
-        self._done = 0
+        self._done = -1
         self._name = ""
+        self._after = ""
 
     def enter(self, name: str) -> None:
         """Say what comes next."""
-        self._name = name
-        if self._stream.isatty():
-            self._draw()
-        else:
-            self._stream.write(f"{' ' * (self._done > 0)}{name} ")
-            self._stream.flush()
+        self._done += 1
+        self._name, self._after = name, " "
+        self._write(f"{' ' * (self._done > 0)}{name} ")
 
     def tick(self) -> None:
         """Move on by half a round."""
-        self._done += 1
-        if self._stream.isatty():
-            self._draw()
-        else:
-            self._stream.write(".")
-            self._stream.flush()
+        self._after += "."
+        self._write(".")
 
-    def _draw(self) -> None:
-        full = WIDTH * self._done // max(self._total, 1)
-        self._stream.write(f"\r\x1b[K{'█' * full}{'░' * (WIDTH - full)} {self._name}")
+    def say(self, text: str) -> None:
+        """Tell of something that takes long."""
+        self._after = f" {text} "
+        self._write(f" [{text}] ")
+
+    def _write(self, text: str) -> None:
+        if self._stream.isatty():
+            full = WIDTH * self._done // max(self._total, 1)
+            bar = "█" * full + "░" * (WIDTH - full)
+            text = f"\r\x1b[K{bar} {self._name}{self._after}"
+        self._stream.write(text)
         self._stream.flush()
 
     def leave(self) -> None:
@@ -73,10 +75,14 @@ def table(readings: Sequence[Reading], machine: Machine, *, rounds: int, color: 
 def heading(machine: Machine, rounds: int) -> str:
     """Say what the figures were taken on."""
     warning = (
-        "  (no disk at all: FULL means nothing here)" if machine.file_system in {"tmpfs", "ramfs"} else ""
+        "  (no disk at all: durability means nothing here)"
+        if machine.file_system in {"tmpfs", "ramfs"}
+        else ""
     )
+    servers = "".join(f"{server}\n" for server in machine.servers)
     return (
         f"{machine.system}, {machine.cores} cores, Python {machine.python}, SQLite {machine.sqlite}\n"
+        f"{servers}"
         f"{machine.folder} on {machine.file_system}{warning}, "
         f"fsync of one page p50 {machine.fsync_p50_ms:.3f} ms\n"
         f"medians of {rounds} rounds in which both sides take turns; the ratio is the median of theirs"

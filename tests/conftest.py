@@ -19,11 +19,20 @@ from tests import servers
 
 START = {"postgres": servers.postgres, "redis": servers.redis}
 
-# Ends what an earlier test left behind, since its locks would stop the rest, and leaves nothing but `public`.
+# First ends the connections that an earlier test left open, since their locks would stop the rest.
 EMPTY = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid();
-DROP SCHEMA public CASCADE;
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid();
+
+DO $$
+DECLARE
+    schema text;
+BEGIN
+    FOR schema IN SELECT nspname FROM pg_namespace WHERE nspname !~ '^(pg_|information_schema$)' LOOP
+        EXECUTE format('DROP SCHEMA %I CASCADE', schema);
+    END LOOP;
+END $$;
+
 CREATE SCHEMA public;
 """
 
@@ -47,12 +56,13 @@ class Shared:
     @cached_property
     def address(self) -> str:
         """Answer workers from now on, at this address."""
-        listener = Listener(family="AF_UNIX")
-        thread = Thread(target=self._answer, args=(listener,), name="servers", daemon=True)
+        folder, _ = self._stack.enter_context(servers.temporary_folder())
+        address = str(folder / "socket")
+        thread = Thread(target=self._answer, args=(Listener(address),), name="servers", daemon=True)
         thread.start()
         self._stack.callback(thread.join)
-        self._stack.callback(lambda: ask(str(listener.address), ""))
-        return str(listener.address)
+        self._stack.callback(ask, address, "")
+        return address
 
     def _answer(self, listener: Listener) -> None:
         with listener:
@@ -64,13 +74,16 @@ class Shared:
     def _reply(self, connection: Connection) -> str | None:
         try:
             kind = connection.recv()
-            connection.send(self.url(kind) if kind else "")
+            connection.send(self._url_or_error(kind) if kind else "")
         except (EOFError, ConnectionError):  # the worker has died
             return None
-        except Exception as error:  # noqa: BLE001 - the worker that asked reports it
-            connection.send(error)
-            return None
         return str(kind)
+
+    def _url_or_error(self, kind: servers.Kind) -> str | Exception:
+        try:
+            return self.url(kind)
+        except Exception as error:  # noqa: BLE001 - the worker that asked raises it
+            return error
 
     def close(self) -> None:
         """End the servers."""
@@ -79,7 +92,7 @@ class Shared:
 
 def ask(address: str, kind: str) -> str:
     """Ask the process that started this worker for the URL of a server."""
-    with Client(address, family="AF_UNIX") as connection:
+    with Client(address) as connection:
         connection.send(kind)
         answer = connection.recv()
     if isinstance(answer, Exception):

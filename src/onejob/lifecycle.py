@@ -464,3 +464,22 @@ def forgotten(view: View, job: Job) -> Mark | None:
     if view.mark is None or view.mark.job != job.id:
         return None
     return msgspec.structs.replace(view.mark, job="")
+
+
+# ── moving house ──────────────────────────────────────────────────────────────────────────────────
+
+
+def arrive(view: View, *, job: Job, mark: Mark | None) -> Changes:
+    """Take in a job of another store as it is; answer it, or None if its place here is taken."""
+    if (job.held_key and view.holder) or (job.next_key and view.successor):
+        return Changes()
+    if job.next_key and view.holder is None:  # the one it waited for has ended here meanwhile
+        job = promote(job, view.now)
+    return Changes(answer=job, inserts=(job,), mark=mark if view.mark is None else None)
+
+
+def depart(view: View) -> Changes:
+    """Drop a job that lives on in another store: nobody is promoted, for its successor goes there too."""
+    if view.job is None:
+        return Changes()
+    return Changes(answer=view.job, deletes=(view.job.id,), mark=forgotten(view, view.job))

@@ -44,11 +44,11 @@ class Journal:
 
 
 class Shop:
-    """An app on the folder's database, with tasks that note when they start and finish."""
+    """An app on the database that the folder names, with tasks that note when they start and finish."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.app = App(f"sqlite:///{folder / 'jobs.db'}")
+        self.app = App((folder / "url").read_text())
         self.runs = Journal(folder / "runs")
         self.acks = Journal(folder / "acks")
         self.keep = self._task("keep", Unique(by="n"), self._work)

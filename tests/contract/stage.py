@@ -52,7 +52,7 @@ class Session:
         mark = f"-c%20deadlock_timeout%3D50ms%20-c%20onejob.session%3D{name}"
         self.url = f"{url}{'&' if '?' in url else '?'}options={mark}"
         self.name = name
-        self.store = PostgresStore(self.url, clock=clock, admission_timeout=PATIENCE, listen=False)
+        self.store = PostgresStore(self.url, clock=clock, admission_timeout=PATIENCE)
         self.store.migrate()
         self.connection = psycopg.connect(self.url)  # a caller's own
         self.waits = 0  # how often a statement waited for another session
@@ -147,7 +147,7 @@ class Stage:
     def __init__(self, url: str, clock: Clock, stack: ExitStack) -> None:
         self.deadlocks = 0  # which the server had to resolve
         self.observer = stack.enter_context(psycopg.connect(url, autocommit=True))
-        self.store = PostgresStore(url, clock=clock, listen=False)
+        self.store = PostgresStore(url, clock=clock)
         stack.callback(lambda: asyncio.run(self.store.close()))
         self.store.migrate()
         self.sessions = [Session(url, name, clock) for name in ("a", "b")]

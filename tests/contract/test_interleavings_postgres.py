@@ -258,10 +258,6 @@ def answered(scene: Scene, answers: Sequence[Any]) -> list[Any]:
 
 
 MANNERS = [(False, 20_000), (True, 1), *([(False, 1), (True, 20_000)] if DEEP else [])]
-CROSSING = {  # one locks the successor and then its holder, the other the reverse: the server resolves it
-    "cancel of the successor meets completion",
-    "cancel of the successor meets rerun",
-}
 
 
 @pytest.fixture(scope="module")
@@ -307,7 +303,8 @@ def test_two_sessions_leave_what_a_serial_order_would(
         answers = answered(scene, stage.perform(scene.acts, order, visits))
         left = stage.remains()
         assert [answers, left] in allowed, (name, order, answers, left)
-    assert stage.deadlocks == 0 or name in CROSSING
+    # A group does not wait for its jobs, so it may lock a successor first; but then it waits briefly only.
+    assert stage.deadlocks == 0 or (name == "cancel of the successor meets completion" and not visiting)
 
 
 # ── who waits for whom ────────────────────────────────────────────────────────────────────────────

@@ -25,11 +25,12 @@ ROWS = """'[{"id": "a", "held_key": "\\\\x6b"}, {"id": "b"}]'"""
 SOON = "'50'"
 HOT: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "admit": ((ROWS, SOON), {JOBS, HELD, NEXT}),
-    "lock_jobs": ((IDS, SOON), {JOBS}),
-    "lock_free_jobs": ((IDS, SOON), {JOBS}),
-    "lock_jobs_alone": ((IDS, SOON), {JOBS}),
-    "lock_holders": ((*KEYS, SOON), {JOBS, HELD}),
-    "lock_standing": ((*KEYS, SOON), {JOBS, HELD, NEXT}),
+    "lock_jobs": ((IDS,), {JOBS}),
+    "lock_predecessors": ((IDS,), {JOBS, HELD}),
+    "lock_free_jobs": ((IDS,), {JOBS}),
+    "lock_jobs_alone": ((IDS,), {JOBS}),
+    "lock_holders": (KEYS, {JOBS, HELD}),
+    "lock_standing": (KEYS, {JOBS, HELD, NEXT}),
     "lock_marks": (KEYS, {MARKS}),
     "standing": (KEYS[:1], {HELD, NEXT}),
     "standing_for_all": (KEYS, {HELD, NEXT}),

@@ -706,6 +706,47 @@ def test_a_url_will_do_where_no_task_is_needed(onejob: Onejob) -> None:
     assert onejob("cancel", URL, job_id)
 
 
+def test_a_url_shows_one_tenant_at_a_time(onejob: Onejob) -> None:
+    enqueue(onejob, "sync_user", "user_id=1")
+
+    assert answer(onejob("stats", URL, "--json"))["pending"] == 1
+    assert answer(onejob("stats", URL, "--namespace", "acme", "--json"))["pending"] == 0
+    assert "goes with a URL" in onejob("stats", "shop:app", "--namespace", "acme", code=2).output
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def new_home(request: pytest.FixtureRequest) -> str:
+    """Name a store that is still empty."""
+    if request.param == "sqlite":
+        return "sqlite:///new.db"
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+def test_jobs_move_house(onejob: Onejob, new_home: str) -> None:
+    job_id = enqueue(onejob, "sync_user", "user_id=1")
+    enqueue(onejob, "sync_user", "user_id=2")
+
+    moved = onejob("move", "shop:app", new_home)
+
+    assert "2 jobs are in" in moved.stdout
+    assert answer(onejob("stats", URL, "--json"))["pending"] == 0
+    assert answer(onejob("job", new_home, job_id, "--json"))["state"] == "available"
+    assert answer(onejob("move", URL, new_home, "--json")) == {"moved": 0, "taken": 0, "left": 0}
+    assert job_id in onejob("jobs", new_home, "--json").stdout
+
+
+def test_a_job_whose_key_the_new_home_has_given_away_stays(onejob: Onejob, new_home: str) -> None:
+    enqueue(onejob, "sync_user", "user_id=1")
+    onejob("move", URL, new_home)
+    stays = enqueue(onejob, "sync_user", "user_id=1")
+
+    told = onejob("move", URL, new_home, code=1)
+
+    assert "1 could not be carried" in told.stdout
+    assert answer(onejob("job", URL, stays, "--json"))["state"] == "available"
+
+
 # ── refusals ──────────────────────────────────────────────────────────────────────────────────────
 
 

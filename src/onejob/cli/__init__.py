@@ -26,6 +26,7 @@ COMMANDS = {
     "stats": ("store", "Count jobs by queue and state, and the requests that were absorbed."),
     "doctor": ("store", "Look at the store and its jobs, and say what is wrong."),
     "migrate": ("store", "Make the tables, or bring them up to date."),
+    "move": ("move", "Carry waiting jobs, holds and dead letters to another store."),
 }
 """The module and the summary of each command, so that the list of them loads none."""
 

@@ -50,13 +50,15 @@ def app_command(
 
     def decorate(work: Work) -> click.Command:
         @wraps(work)
-        def callback(app: str, **options: Any) -> None:
-            opened = load(app, needs_tasks=needs_tasks)
+        def callback(app: str, namespace: str | None = None, **options: Any) -> None:
+            opened = load(app, namespace, needs_tasks=needs_tasks)
             if URL.fullmatch(app) and not makes_tables:
                 refuse_empty(opened)
             run(work, opened, options)
 
         decorated = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")(callback)
+        if not needs_tasks:
+            decorated = click.option("--namespace", help="The tenant, where APP is a URL.")(decorated)
         decorated = click.argument("app")(decorated)
         return click.command(cls=AppCommand, epilog=f"Example: {example}")(decorated)
 
@@ -75,12 +77,14 @@ def run(work: Work, app: App, options: dict[str, Any]) -> None:
         raise click.exceptions.Exit(code)
 
 
-def load(place: str, *, needs_tasks: bool = False) -> App:
+def load(place: str, namespace: str | None = None, *, needs_tasks: bool = False) -> App:
     """Find the app that a word names."""
     from onejob import App
 
     if URL.fullmatch(place) and not needs_tasks:
-        return App(place)
+        return App(place, namespace=namespace or "")
+    if namespace is not None:
+        raise unusable("--namespace goes with a URL; an app has its own.")
     if URL.fullmatch(place):
         raise unusable(f"{place} names a store, which knows no tasks: name the app, as in shop:app.")
     if not PLACE.fullmatch(place):

@@ -14,7 +14,7 @@ import psycopg
 from psycopg import Connection
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-from onejob.errors import AdmissionBusy, OnejobError, StoreUnavailable
+from onejob.errors import AdmissionBusy, StoreUnavailable
 from onejob.forks import generation
 from onejob.stores.contract import Step, utcnow
 from onejob.stores.lane import Closed, Lane
@@ -38,9 +38,17 @@ CLOCK_AGE = 30.0  # seconds after which the server is asked for the time again
 class Engine:
     """The connections of one process."""
 
-    def __init__(self, url: str, place: str, timeout: float, clock: Callable[[], datetime] | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        place: str,
+        timeout: float,
+        clock: Callable[[], datetime] | None,
+        changed: Callable[[], None],
+    ) -> None:
         self.generation = generation()
         self.place = place
+        self._changed = changed  # is called after whatever others may be waiting for
         self._timeout = timeout
         self._clock = clock
         self._offset, self._asked_at = timedelta(0), float("-inf")
@@ -103,17 +111,15 @@ class Engine:
 
     def _admit_groups(self, groups: Sequence[Sequence[Step]]) -> list[Any]:
         """Run several callers' steps as one; if that fails, each caller's alone."""
-        if len(groups) > 1:
-            with suppress(OnejobError):
-                answers = iter(self.apply_now([step for group in groups for step in group]))
-                return [[next(answers) for _ in group] for group in groups]
-        return [self._admit_group(group) for group in groups]
-
-    def _admit_group(self, steps: Sequence[Step]) -> Any:
         try:
-            return self.apply_now(steps)
+            answers = iter(self.apply_now([step for group in groups for step in group]))
+            return [[next(answers) for _ in group] for group in groups]
+        except StoreUnavailable as error:  # whoever tried alone would wait as long
+            return [error for _ in groups]
         except Exception as error:  # noqa: BLE001 - it is handed to the caller
-            return error
+            if len(groups) == 1:
+                return [error]
+        return [self._admit_groups([group])[0] for group in groups]
 
     def apply_now(self, steps: Sequence[Step]) -> list[Any]:
         """Run steps in order on this thread; LATER stands for those that must be waited for."""
@@ -127,9 +133,11 @@ class Engine:
 
     def _hope(self, steps: Sequence[Step], patience: Patience) -> list[Any]:
         try:
-            answers: list[Any] = self.talk(partial(flows.admit, steps, self.now(), patience))
+            answers, wrote = self.talk(partial(flows.admit, steps, self.now(), patience))
         except (AdmissionBusy, psycopg.Error):  # the latter only if it is a race
             return [LATER for _ in steps]
+        if wrote:
+            self._changed()
         return answers
 
     def _settle_briefly(self, steps: Sequence[Step], patience: Patience) -> list[Any]:
@@ -157,15 +165,16 @@ class Engine:
                 return self._settle_once(steps, patience, rises)
             except Rises as rising:
                 rises |= rising.ids
-            except Moved:
-                pass
-            except psycopg.Error as race:
+            except (Moved, psycopg.Error) as race:
                 if time.monotonic() > ends:
-                    raise translated(race, self.place) from race
+                    raise outrun(self.place) from race
 
     def _settle_once(self, steps: Sequence[Step], patience: Patience, rises: frozenset[str]) -> list[Any]:
-        now = self.now()
-        return self.run(lambda connection: transact(connection, flows.settle(steps, now, patience, rises)))
+        plan = partial(flows.settle, steps, self.now(), patience, rises)
+        answers, writes = self.run(lambda connection: transact(connection, plan(), patience))
+        if writes:
+            self._changed()
+        return answers
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────
 
@@ -175,15 +184,13 @@ class Engine:
 
     def transact(self, plan: Callable[[], Talk[T]]) -> T:
         """Carry on a talk in one transaction, again if somebody was quicker."""
-        ends = time.monotonic() + self._timeout
+        ends, patience = time.monotonic() + self._timeout, Patience(int(self._timeout * 1000))
         while True:
             try:
-                [answer] = self.run(lambda connection: transact(connection, unwritten(plan())))
-            except Moved:
-                pass
-            except psycopg.Error as race:
+                [answer], _ = self.run(lambda connection: transact(connection, unwritten(plan()), patience))
+            except (Moved, psycopg.Error) as race:
                 if time.monotonic() > ends:
-                    raise translated(race, self.place) from race
+                    raise outrun(self.place) from race
             else:
                 return answer  # type: ignore[no-any-return]
 
@@ -228,6 +235,11 @@ class Engine:
 
 class Broken(Exception):
     """The connection broke before anything could have been committed."""
+
+
+def outrun(place: str) -> AdmissionBusy:
+    """Say that others were always quicker."""
+    return AdmissionBusy(f"{place}: the key changes hands faster than it can be read; try again.")
 
 
 def unwritten(talk: Talk[T]) -> Talk[Settled]:

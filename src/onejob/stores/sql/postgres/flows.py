@@ -4,16 +4,16 @@ A batch is sent together and answered together. Admission hopes first: whatever 
 duplicate that changes nothing, is settled by one statement. All else is decided under locks: lock whoever
 stands for the keys, read in the next statement (one that waited would still see the past), decide, write.
 
-Locks are taken in one order, so that nobody waits for somebody who waits for them: the jobs that are named,
-then running holders, then whoever else stands for a key, then marks; by id or key within each.
+Locks are taken in one order, so that nobody waits for somebody who waits for them: the jobs that are named
+(whoever they wait behind first), then running holders, then whoever else stands for a key, then marks; by id
+or key within each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
 from onejob.errors import OnejobError
@@ -23,7 +23,14 @@ from onejob.stores.book import Book
 from onejob.stores.contract import Lease, Step, Tally
 from onejob.stores.sql import flows
 from onejob.stores.sql.flows import MATURED_AT_ONCE, Ask, Flow, may_let_go, start_in
-from onejob.stores.sql.postgres.records import WHOLE, array, record_of_mark, record_of_tally, shape_of
+from onejob.stores.sql.postgres.records import (
+    WHOLE,
+    array,
+    read_record,
+    record_of_mark,
+    record_of_tally,
+    shape_of,
+)
 from onejob.stores.sql.rows import Row, micros, read_job, read_mark
 
 T = TypeVar("T")
@@ -47,6 +54,7 @@ class Later:
 
 
 LATER = Later()
+INSERTED = (None, None, True)
 
 
 class Settled(NamedTuple):
@@ -82,30 +90,43 @@ def one_by_one(flow: Flow[T]) -> Talk[T]:
 # ── admission, hoping ─────────────────────────────────────────────────────────────────────────────
 
 
-def admit(steps: Sequence[Step], now: datetime, patience: Patience) -> Talk[list[Any]]:
-    """Insert what is new, answer what changes nothing; LATER stands for all else."""
-    hopes = dict(hopeful(steps, now))
-    book, inserted, unseen = Book(), set[int](), set[bytes | None]()
-    if hopes:
-        jobs = [changes.inserts[0] for changes in hopes.values()]
-        [rows] = yield [Ask("admit", (array(map(WHOLE, jobs)), patience.text))]
-        refused = {job_id: list(group) for job_id, group in groupby(sorted(rows, key=first), key=first)}
-        for index, job in zip(hopes, jobs, strict=True):
-            if is_mine(job, refused.get(job.id)):
-                inserted.add(index)
-                book.put(job)
-            elif not take_in(book, refused[job.id]):
-                unseen.add(job.key)
+def admit(steps: Sequence[Step], now: datetime, patience: Patience) -> Talk[tuple[list[Any], bool]]:
+    """Insert what is new, answer what changes nothing; LATER stands for all else. Tell if a job is new."""
+    book, unseen = Book(), set[bytes | None]()
+    made = yield from insert(dict(hopeful(steps, now)), book, unseen, patience)
     answers: list[Any] = []
     for index, step in enumerate(steps):
-        if index in inserted:
-            answers.append(hopes[index].answer)
-            continue
-        answer = LATER if needs_locks(step, unseen) else foresee(book, step, now)
-        if answer is LATER:
+        if index in made:
+            answers.append(made[index])
+        elif needs_locks(step, unseen) or (answer := foresee(book, step, now)) is LATER:
+            answers.append(LATER)
             unseen.add(step.key)  # so that what comes after it comes after it
-        answers.append(answer)
-    return answers
+        else:
+            answers.append(answer)
+    return answers, bool(made)
+
+
+def insert(
+    hopes: Mapping[int, Changes], book: Book, unseen: set[bytes | None], patience: Patience
+) -> Talk[dict[int, Any]]:
+    """Insert the jobs whose keys are free and answer for those; the book takes who stood in the others' way.
+
+    `unseen` takes the keys that changed hands meanwhile, so that nobody was seen to stand for them.
+    """
+    if not hopes:
+        return {}
+    jobs = [changes.inserts[0] for changes in hopes.values()]
+    [rows] = yield [Ask("admit", (array(map(WHOLE, jobs)), patience.text))]
+    refused = {job_id: others for job_id, *others in rows}
+    made: dict[int, Any] = {}
+    for index, job in zip(hopes, jobs, strict=True):
+        *standing, there = refused.get(job.id, INSERTED)
+        if there:  # by this statement, or by an earlier try whose answer was lost
+            book.put(job)
+            made[index] = hopes[index].answer
+        elif not take_in(book, standing):
+            unseen.add(job.key)
+    return made
 
 
 def hopeful(steps: Sequence[Step], now: datetime) -> Iterator[tuple[int, Changes]]:
@@ -128,22 +149,12 @@ def needs_locks(step: Step, keys: Collection[bytes | None]) -> bool:
     return step.job_id is not None or step.marks or step.key in keys
 
 
-def first(row: Row) -> Any:
-    """Read a row's first column."""
-    return row[0]
-
-
-def is_mine(job: Job, refused: Sequence[Row] | None) -> bool:
-    """Tell whether the job was inserted: now, or by an earlier try whose answer was lost."""
-    return refused is None or any(row[1] == job.id for row in refused)
-
-
-def take_in(book: Book, rows: Iterable[Row]) -> bool:
-    """Take those who stood in a job's way into the book; False if the snapshot showed nobody."""
-    standing = [read_job(row[1:]) for row in rows if row[1] is not None]
-    for job in standing:
+def take_in(book: Book, standing: Iterable[str | None]) -> bool:
+    """Take those who stood in a job's way into the book; False if nobody was seen."""
+    found = [read_record(record) for record in standing if record is not None]
+    for job in found:
         book.put(job)
-    return bool(standing)
+    return bool(found)
 
 
 def foresee(book: Book, step: Step, now: datetime) -> Any:
@@ -184,31 +195,33 @@ def load(
     alone = {step.job_id for step in steps if step.job_id is not None and step.alone}
     named = {step.job_id for step in steps if step.job_id is not None and not step.alone} | set(rises)
     skipped = named - set(rises) if patience.skips_locked else set()  # who rises is needed, so waited for
-    yield from load_jobs(book, "lock_jobs_alone", alone - named, patience)
-    yield from load_jobs(book, "lock_free_jobs", skipped, patience)
-    yield from load_jobs(book, "lock_jobs", named - skipped, patience)
+    yield from load_jobs(book, "lock_jobs_alone", alone - named)
+    yield from load_jobs(book, "lock_free_jobs", skipped)
+    if waited_for := named - skipped:
+        yield [Ask("lock_predecessors", (array(waited_for),))]
+    yield from load_jobs(book, "lock_jobs", waited_for)
     keys = {book.jobs[job_id].key for job_id in named if job_id in book.jobs}
     keys |= {step.key for step in steps if not step.alone}
-    yield from load_keys(book, shared, {key for key in keys if key is not None}, patience)
+    yield from load_keys(book, shared, {key for key in keys if key is not None})
 
 
-def load_jobs(book: Book, lock: str, ids: Collection[str], patience: Patience) -> Talk[None]:
+def load_jobs(book: Book, lock: str, ids: Collection[str]) -> Talk[None]:
     """Lock jobs by a statement that also gives them as they are then."""
     if ids:
-        [rows] = yield [Ask(lock, (array(ids), patience.text))]
+        [rows] = yield [Ask(lock, (array(ids),))]
         for row in rows:
             book.put(read_job(row))
 
 
-def load_keys(book: Book, shared: set[str], keys: Collection[bytes], patience: Patience) -> Talk[None]:
+def load_keys(book: Book, shared: set[str], keys: Collection[bytes]) -> Talk[None]:
     """Lock and read whoever else stands for keys, and their marks."""
     if not keys:
         return
     mine = set(book.jobs)
     given = (b"".join(keys), len(keys))
     holders, others, locked_marks, standing, marks, marked = yield [
-        Ask("lock_holders", (*given, patience.text)),
-        Ask("lock_standing", (*given, patience.text)),
+        Ask("lock_holders", given),
+        Ask("lock_standing", given),
         Ask("lock_marks", given),
         Ask("standing_besides", (*given, array(mine))),
         Ask("marks", given),
@@ -302,13 +315,13 @@ def some(name: str, records: Sequence[Any]) -> Iterator[Ask]:
 # ── leasing ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def lease(wanted: Lease, now: datetime, patience: Patience) -> Talk[list[Job]]:
+def lease(wanted: Lease, now: datetime) -> Talk[list[Job]]:
     """Make due jobs available, then start the best that nobody else is about to start."""
     limited = sorted(queue for queue in wanted.queues if queue in wanted.limits)
     locks = [Ask("lock_queue", (wanted.namespace, queue)) for queue in limited]
     *_, rows = yield [*locks, Ask("timed_due", (micros(now), MATURED_AT_ONCE))]
     yield from ripen([read_job(row) for row in rows], now)
-    start = partial(begin, wanted=wanted, now=now, patience=patience)
+    start = partial(begin, wanted=wanted, now=now)
     return (yield from one_by_one(flows.start_best(wanted, start)))
 
 
@@ -323,13 +336,13 @@ def ripen(jobs: Sequence[Job], now: datetime) -> Talk[None]:
     yield from written(draft)
 
 
-def begin(candidates: Sequence[Job], wanted: Lease, now: datetime, patience: Patience) -> Flow[list[Job]]:
+def begin(candidates: Sequence[Job], wanted: Lease, now: datetime) -> Flow[list[Job]]:
     """Start candidates, which are locked already, after locking whoever else their start concerns."""
     book = Book()
     for job in candidates:
         book.put(job)
     fenced = {job.key for job in candidates if job.key is not None and may_let_go(job)}
-    yield from spread(load_keys(book, set(), fenced, patience))
+    yield from spread(load_keys(book, set(), fenced))
     draft = Draft(book)
     started = start_in(book, candidates, wanted, now, draft.enter)
     yield from spread(written(draft))

@@ -69,8 +69,10 @@ def guarded(talk: Talk[Settled], house: House) -> Talk[list[Any]]:
     try:
         [[[found, isolation, lock_timeout]]] = yield [Ask("joined")]
         check_ours(found, house)
+        yield [Ask("lock_timeout", (Patience(int(house.timeout * 1000)).text,))]
         answers, writes = yield from talk
-        yield [*writes, Ask("notify", (ANYBODY,)), Ask("lock_timeout", (lock_timeout,)), Ask("release")]
+        news = [*writes, Ask("notify", (ANYBODY,))] if writes else []
+        yield [*news, Ask("lock_timeout", (lock_timeout,)), Ask("release")]
     except Exception as error:
         yield [Ask("undo"), Ask("release")]
         raise named(error, isolation, house) from error

@@ -11,7 +11,7 @@ import msgspec
 
 from onejob.job import Job, Mark
 from onejob.stores.contract import Tally
-from onejob.stores.sql.rows import micros, write_retry
+from onejob.stores.sql.rows import micros, read_job, write_retry
 
 Write = Callable[[Any], Any]
 
@@ -127,3 +127,11 @@ def record_of_tally(tally: Tally, now: datetime) -> dict[str, Any]:
 def array(records: Iterable[Any]) -> str:
     """Write records as the one parameter of a statement."""
     return msgspec.json.encode(list(records)).decode()
+
+
+def read_record(text: str) -> Job:
+    """Make a job of its row as JSON."""
+    found = msgspec.json.decode(text)
+    for name in ("payload_digest", "key", "held_key", "next_key"):
+        found[name] = found[name] and bytes.fromhex(found[name][2:])
+    return read_job([found[name] for name in Job.__struct_fields__])

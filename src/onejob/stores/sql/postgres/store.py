@@ -29,7 +29,7 @@ from onejob.stores.sql.flows import Flow
 from onejob.stores.sql.postgres import flows, health, joined
 from onejob.stores.sql.postgres.address import Address
 from onejob.stores.sql.postgres.engine import Engine
-from onejob.stores.sql.postgres.flows import LATER, Patience, one_by_one
+from onejob.stores.sql.postgres.flows import LATER, one_by_one
 from onejob.stores.sql.postgres.hints import Herald, Listener
 from onejob.stores.sql.postgres.schema import script_after
 
@@ -53,11 +53,9 @@ class PostgresStore:
         url: str,
         *,
         admission_timeout: float = 5.0,
-        listen: str | bool = True,
         clock: Callable[[], datetime] | None = None,
     ) -> None:
         self._address = Address(url)
-        self._listen = listen
         self._timeout = admission_timeout
         self._clock = clock
         self._bell = Bell()
@@ -79,7 +77,6 @@ class PostgresStore:
         answers: list[Any] = await self._await(lambda engine: engine.apply(steps))
         if LATER in answers:
             answers = await self._in_thread(partial(wait_for_the_rest, steps, answers))
-        self._ring()
         return answers
 
     def apply_now(self, steps: Sequence[Step]) -> list[Any]:
@@ -89,7 +86,6 @@ class PostgresStore:
         answers = self._use(lambda engine: engine.apply_now(steps))
         if LATER in answers:
             answers = self._use(partial(wait_for_the_rest, steps, answers))
-        self._ring()
         return answers
 
     async def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
@@ -118,9 +114,8 @@ class PostgresStore:
 
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs that nobody else is about to start."""
-        patience = Patience(int(self._timeout * 1000))
         return await self._in_thread(
-            lambda engine: engine.transact(lambda: flows.lease(wanted, engine.now(), patience))
+            lambda engine: engine.transact(lambda: flows.lease(wanted, engine.now()))
         )
 
     def tally(self, tallies: Sequence[Tally]) -> None:
@@ -179,9 +174,13 @@ class PostgresStore:
 
     def _listening_at(self, engine: Engine) -> str | None:
         """Choose where to listen: where we were told to, or here unless a pooler would swallow the calls."""
-        if isinstance(self._listen, str):
-            return self._listen
-        return self._address.url if self._listen and not engine.pooled else None
+        match self._address.listen:
+            case "off":
+                return None
+            case "on":
+                return None if engine.pooled else self._address.url
+            case elsewhere:
+                return elsewhere
 
     async def wait(self, timeout: float, since: int | None = None) -> None:
         """Wait for a change; look again soon if nobody can tell us of one."""
@@ -227,7 +226,9 @@ class PostgresStore:
             return engine
         with self._opening:
             if self._engine is None or self._engine.generation != generation():
-                self._engine = Engine(self._address.url, self._address.place, self._timeout, self._clock)
+                self._engine = Engine(
+                    self._address.url, self._address.place, self._timeout, self._clock, self._ring
+                )
                 self._herald, self._listener = Herald(self._engine.run), None
             return self._engine
 

@@ -10,7 +10,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from onejob.stores.sql.flows import Ask
-from onejob.stores.sql.postgres.flows import Settled, Talk, converse
+from onejob.stores.sql.postgres.flows import Patience, Settled, Talk, converse
 from onejob.stores.sql.rows import Row
 from onejob.stores.sql.statements import statements
 
@@ -29,7 +29,8 @@ def send(connection: Connection[Any], question: Ask) -> RawCursor[Any]:
 
 def rows_of(cursor: RawCursor[Any]) -> list[Row]:
     """Fetch what a statement gave."""
-    return cursor.fetchall() if cursor.description is not None else []
+    result = cursor.pgresult  # `description` would describe every column, which costs more than the statement
+    return cursor.fetchall() if result is not None and result.nfields else []
 
 
 def ask(connection: Connection[Any], question: Ask) -> list[Row]:
@@ -46,8 +47,8 @@ def ask_all(connection: Connection[Any], asks: Sequence[Ask]) -> list[list[Row]]
     return [rows_of(cursor) for cursor in cursors]
 
 
-def transact(connection: Connection[Any], talk: Talk[Settled]) -> list[Any]:
-    """Carry on a talk in one transaction, write what it decided, and give its answers."""
+def transact(connection: Connection[Any], talk: Talk[Settled], patience: Patience) -> Settled:
+    """Carry on a talk in one transaction, and write what it decided."""
     begun = False
 
     def ask_inside(asks: Sequence[Ask]) -> list[list[Row]]:
@@ -55,16 +56,15 @@ def transact(connection: Connection[Any], talk: Talk[Settled]) -> list[Any]:
         if begun:
             return ask_all(connection, asks)
         begun = True
-        return ask_all(connection, [Ask("begin"), *asks])[1:]
+        return ask_all(connection, [Ask("begin"), Ask("lock_timeout", (patience.text,)), *asks])[2:]
 
     try:
-        answers, writes = converse(talk, ask_inside)
-        if begun or writes:
-            commit(connection, writes if begun else [Ask("begin"), *writes])
+        settled = converse(talk, ask_inside)
+        commit(connection, settled.writes)
     except BaseException:
         undo(connection)
         raise
-    return answers
+    return settled
 
 
 def commit(connection: Connection[Any], writes: Sequence[Ask]) -> None:

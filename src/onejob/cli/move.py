@@ -1,0 +1,53 @@
+"""`onejob move`: from one store to another."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onejob.cli.apps import app_command, load, redacted
+from onejob.cli.output import emit
+
+if TYPE_CHECKING:
+    from onejob import App
+
+
+@app_command(example="onejob move sqlite:///jobs.db postgresql://jobs@db.example/jobs")
+@click.argument("target")
+@click.option("--history", is_flag=True, help="Carry also what has ended and holds no key.")
+async def move(app: App, target: str, *, history: bool, as_json: bool) -> int:
+    """Carry waiting jobs, holds and dead letters from the store of APP to the one of TARGET.
+
+    Stop the workers of the old store first. A move that was interrupted is completed by running it again.
+    """
+    async with load(target) as other:
+        with progress(hidden=as_json) as bar:
+            done = await app.move_to(other, history=history, tell=bar)
+        place = redacted(other.url)
+    if as_json:
+        emit(asdict(done))
+        return int(done.taken > 0)
+    click.echo(f"{done.moved:,} jobs are in {place} now.")
+    if done.left:
+        click.echo(f"{done.left:,} that had ended were left where they are: --history carries these too.")
+    if done.taken:
+        click.echo(f"{done.taken:,} could not be carried: the new store has another job for their key.")
+    return int(done.taken > 0)
+
+
+@contextmanager
+def progress(*, hidden: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on a terminal, which learns its length with the first step."""
+    shown: Any = click.progressbar(length=0, label="moving", file=sys.stderr, hidden=hidden)
+    with shown as bar:
+
+        def tell(done: int, total: int) -> None:
+            bar.length = total
+            bar.update(done - bar.pos)
+
+        yield tell

@@ -1,0 +1,85 @@
+"""Does a recorded history show what onejob promises? `check` lists where it does not.
+
+*Order.* For each key there must be one order of all operations on it in which each takes effect at one
+moment between its call and its return, and every answer is what `tests.races.model` would have given. From
+that follow, for the history at hand:
+
+- a key never has two holders, nor two successors (I1);
+- a duplicate names a job that was committed and standing at a moment inside the call, in the state and with
+  the token, attempt, payload and version that the answer shows (I2);
+- a job has one lease at a time, tokens rise by one, and a lost lease changes nothing (I11, I12);
+- a run has the newest payload that was accepted, and an older version's result is never kept (I15);
+- a successor never runs beside its predecessor, and is let in at once however that one ends (I16, I17);
+- a job that was cancelled while it waited never starts (I19);
+- a batch is some sequence of its calls, in their order (I6).
+
+*Scans.* Without believing the model or the search, `tests.races.scans` looks for the plainest of these once
+more, and for what no order can show: every accepted request is followed by the start of a run, of its job
+or of the one that superseded it, unless somebody cancelled it; no job is left over; and jobs and counters
+add up to the calls (I29).
+
+What this does not show: how long a lease lasts; windows, merging, chains, replay and the policies that are
+not in `model.RULES`; and that a store outlives its own crash, for which see tests/chaos. It judges one
+history.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+from tests.races.history import FOREVER, Enqueue, History, Op, Seen, Start
+from tests.races.lives import Lives, gather, mentioned, token_of
+from tests.races.model import RULES
+from tests.races.scans import Violation, scan
+from tests.races.search import explain
+
+
+def check(history: History) -> list[Violation]:
+    """List what contradicts the promises."""
+    lives = gather(history)
+    return [*scan(history, lives), *orders(history, lives)]
+
+
+def orders(history: History, lives: Lives) -> Iterator[Violation]:
+    """Find keys whose answers no order of events explains."""
+    ended: defaultdict[str, list[Seen]] = defaultdict(list)
+    for job in history.jobs.values():
+        ended[job.key].append(job.job)
+    for key in history.keys:
+        rules = RULES.get(key.partition("/")[0])
+        if rules is not None and (stuck := explain(rules, *prepared(history, lives, key, ended[key]))):
+            yield Violation("order", key, str(stuck))
+
+
+def prepared(history: History, lives: Lives, key: str, ended: Sequence[Seen]) -> tuple[list[Op], list[str]]:
+    """Add the leases that nobody was told of, and leave out the requests without answer and without trace.
+
+    Beside the operations, name the jobs that only a request without answer can have made.
+    """
+    ops = history.keys[key]
+    seen = [*ended, *(seen for op in ops for seen in mentioned(op))]
+    ids, payloads = {job.job for job in seen}, {job.payload for job in seen}
+    orphans = sorted(job_id for job_id in ids if not lives[job_id].births)
+    traced = partial(left_traces, payloads=payloads, orphans=orphans)
+    return [*filter(traced, ops), *unseen_starts(history, lives, ids)], orphans
+
+
+def left_traces(op: Op, payloads: set[int], orphans: Sequence[str]) -> bool:
+    """Tell whether an operation can matter.
+
+    A request without answer that made no job can only have changed a payload; if nobody saw that payload, it
+    was overwritten before, and all is as if the request had never been.
+    """
+    return not op.unknown or not isinstance(op.ask, Enqueue) or op.ask.payload in payloads or bool(orphans)
+
+
+def unseen_starts(history: History, lives: Lives, ids: Iterable[str]) -> Iterator[Op]:
+    """Make up the leases that must have been given to workers who did not live to tell."""
+    if not history.leases_lost:
+        return
+    for job_id in ids:
+        known = {token_of(op) for op in lives[job_id].starts}
+        for token in set(range(1, lives[job_id].tokens + 1)) - known:
+            yield Op(Start(job_id, token), None, min(history.leases_lost), FOREVER)

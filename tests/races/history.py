@@ -1,0 +1,356 @@
+"""What processes asked of a store and what they were told, written down as it happened.
+
+Each process appends to a file of its own: a line before every call, with what it asks, and a line after it,
+with what it was told, both with the time of CLOCK_MONOTONIC, which all processes of a machine share. A call
+without a second line was interrupted, by a kill or by an error: it may have had its effect, then or later,
+or never. `read` turns the files of a run into operations, key by key, for `tests.races.check`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+FOREVER = sys.maxsize
+ENDED = frozenset({"completed", "cancelled", "discarded", "superseded"})
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A job as an answer showed it; its state is `superseded` if a newer job has its work."""
+
+    job: str
+    state: str
+    token: int
+    attempt: int
+    payload: int  # the number of the request whose arguments it has
+    version: int | None = None
+    asked: bool = False  # to stop
+
+
+# ── what is asked ─────────────────────────────────────────────────────────────────────────────────
+
+
+class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Ask for work; `payload` is a number that no other request has."""
+
+    key: str
+    payload: int
+    version: int | None = None
+    force: bool = False
+
+
+class Lease(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Ask for jobs to run; one call, of which `read` makes a Start for each job."""
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Lease this job, whose token becomes this one."""
+
+    job: str
+    token: int
+
+
+class Settle(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Write down how the run with this token went: the name of a lifecycle.Result, or Discarded."""
+
+    job: str
+    token: int
+    how: str
+
+
+class Renew(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Renew the lease with this token."""
+
+    job: str
+    token: int
+
+
+class Expire(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Take the job back if its lease has run out."""
+
+    job: str
+
+
+class Repair(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Let a successor in whose predecessor is gone."""
+
+    job: str
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """End a job by hand, and perhaps the one that waits behind it."""
+
+    job: str
+    successors: bool = False
+
+
+class Release(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Free a key by hand."""
+
+    key: str
+    force: bool = False
+
+
+class Look(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Read who stands for every key; of one call `read` makes an operation for each key."""
+
+
+class Rest(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Find that no job of the key is left to run; `read` adds it to the end of a run that was drained."""
+
+
+Ask = Enqueue | Lease | Start | Settle | Renew | Expire | Repair | Cancel | Release | Look | Rest
+
+
+# ── what is told ──────────────────────────────────────────────────────────────────────────────────
+
+
+class Admitted(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """The outcome, the job that stands for the request, and the one that stood there before."""
+
+    outcome: str
+    job: Seen
+    holder: Seen | None = None
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """The job as it is now, or None: the lease is lost, or there was nothing to do."""
+
+    job: Seen | None = None
+
+
+class Leased(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Jobs to run."""
+
+    jobs: list[Seen]
+
+
+class Sighting(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A job that stands for a key, and the key's hash as the store has it."""
+
+    key: str
+    hash: str
+    job: Seen
+
+
+class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """All holders and all successors."""
+
+    holders: list[Sighting]
+    successors: list[Sighting]
+
+
+class Stood(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Who stood for one key."""
+
+    holder: Seen | None = None
+    successor: Seen | None = None
+
+
+class Unknown(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """No answer: an error whose effect is unknown."""
+
+
+Answer = Admitted | Told | Leased | Sampled | Stood | Unknown
+
+
+# ── writing ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """The line before a call; a call may ask for several things, in order."""
+
+    number: int
+    at: int
+    asks: list[Ask]
+
+
+class Return(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """The line after it."""
+
+    number: int
+    at: int
+    answers: list[Answer]
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A job as the store has it when all is over."""
+
+    key: str
+    job: Seen
+    superseded_by: str | None = None
+    reason: str | None = None
+
+
+class Absorbed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How many requests the store has counted as absorbed."""
+
+    task: str
+    outcome: str
+    job: str
+    count: int
+
+
+class Close(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the store has when all is over."""
+
+    jobs: list[Ended]
+    absorbed: list[Absorbed]
+
+
+class Journal:
+    """A file of lines, each of which is whole or absent whenever its writer dies."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._encoder = msgspec.json.Encoder()
+        self._number = 0
+
+    def call(self, asks: Sequence[Ask]) -> int:
+        """Note what is about to be asked, and number the call."""
+        self._number += 1
+        self._write(Call(self._number, time.monotonic_ns(), list(asks)))
+        return self._number
+
+    def back(self, number: int, answers: Sequence[Answer]) -> None:
+        """Note what was told."""
+        self._write(Return(number, time.monotonic_ns(), list(answers)))
+
+    def _write(self, line: Call | Return) -> None:
+        os.write(self._file, self._encoder.encode(line) + b"\n")
+
+
+def write_close(folder: Path, close: Close) -> None:
+    """Keep what the store has when all is over."""
+    (folder / "close").write_bytes(msgspec.json.encode(close))
+
+
+# ── reading ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Op(msgspec.Struct, frozen=True, gc=False):
+    """One operation on one key: between `call` and `back` it took effect, at one moment.
+
+    Without an answer it may have had no effect, or one that came later.
+    """
+
+    ask: Ask
+    answer: Answer | None
+    call: int
+    back: int
+    process: str = ""
+    batch: int = 0  # unless 0: what one process asks for in one call takes effect in the order asked
+
+    @property
+    def unknown(self) -> bool:
+        """Whether nobody knows what became of it."""
+        return self.answer is None
+
+    def __str__(self) -> str:
+        """Tell it in one line."""
+        ends = "…" if self.back == FOREVER else f"{self.back / 1e9:.6f}"
+        return f"{self.call / 1e9:.6f}-{ends} {self.process}: {self.ask} → {self.answer or 'unknown'}"
+
+
+@dataclass(frozen=True)
+class History:
+    """What happened to each key, what was sampled, and what the store had in the end."""
+
+    keys: dict[str, list[Op]]
+    samples: list[Sampled] = field(default_factory=list)
+    leases_lost: list[int] = field(default_factory=list)  # when calls began whose leases nobody was told of
+    jobs: dict[str, Ended] = field(default_factory=dict)
+    absorbed: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    drained: bool = False  # whether `jobs` and `absorbed` are the whole truth, and nothing was left to run
+
+    @property
+    def operations(self) -> Iterator[tuple[str, Op]]:
+        """Go through everything, key by key."""
+        return ((key, op) for key, ops in self.keys.items() for op in ops)
+
+
+def read(folder: Path) -> History:
+    """Read what the processes of a run wrote into a folder."""
+    close = msgspec.json.decode((folder / "close").read_bytes(), type=Close)
+    jobs = {ended.job.job: ended for ended in close.jobs}
+    reader = _Reader({job: ended.key for job, ended in jobs.items()})
+    for path in sorted(folder.glob("*.history")):
+        reader.read(path)
+    absorbed = Counter({(a.task, a.outcome, a.job): a.count for a in close.absorbed})
+    end = 1 + max((op.back for ops in reader.keys.values() for op in ops if op.back != FOREVER), default=0)
+    for ops in reader.keys.values():
+        ops.append(Op(Rest(), Told(), end, end + 1))
+    return History(reader.keys, reader.samples, reader.leases_lost, jobs, absorbed, drained=True)
+
+
+class _Reader:
+    """Turns lines into operations."""
+
+    def __init__(self, homes: dict[str, str]) -> None:
+        self._homes = homes  # the key of each job
+        self._all_keys = sorted(set(homes.values()))
+        self._line = msgspec.json.Decoder(Call | Return)
+        self.keys: defaultdict[str, list[Op]] = defaultdict(list)
+        self.samples: list[Sampled] = []
+        self.leases_lost: list[int] = []
+
+    def read(self, path: Path) -> None:
+        """Read one process's file; a call that has no second line stays open for ever."""
+        calls: dict[int, Call] = {}
+        for line in path.read_bytes().split(b"\n")[:-1]:  # what follows the last end of line is half a line
+            entry: Call | Return = self._line.decode(line)
+            match entry:
+                case Call():
+                    calls[entry.number] = entry
+                case Return():
+                    self._enter(path.stem, calls.pop(entry.number), entry.at, entry.answers)
+        for call in calls.values():
+            self._enter(path.stem, call, FOREVER, [Unknown()] * len(call.asks))
+
+    def _enter(self, process: str, call: Call, back: int, answers: Iterable[Answer]) -> None:
+        for ask, answer in zip(call.asks, answers, strict=True):
+            for key, asked, told in self._parts(call.at, ask, answer):
+                ends = FOREVER if told is None else back
+                batch = 0 if isinstance(asked, Start) else call.number
+                self.keys[key].append(Op(asked, told, call.at, ends, process, batch))
+
+    def _parts(self, at: int, ask: Ask, answer: Answer) -> Iterator[tuple[str, Ask, Answer | None]]:
+        """Give each key its part of a call."""
+        match ask, answer:
+            case Lease(), Leased():
+                for seen in answer.jobs:
+                    yield self._home(seen.job), Start(seen.job, seen.token), Told(seen)
+            case Lease(), _:
+                self.leases_lost.append(at)
+            case Look(), Sampled():
+                self.samples.append(answer)
+                yield from self._stood(answer)
+            case Look(), _:
+                pass
+            case Expire(), Told(None):
+                pass  # the lease had not run out yet, or the job had ended: nothing follows from that
+            case ((Enqueue() | Release()), _):
+                yield ask.key, ask, _known(answer)
+            case _:
+                assert isinstance(ask, Settle | Renew | Expire | Repair | Cancel)
+                yield self._home(ask.job), ask, _known(answer)
+
+    def _stood(self, sample: Sampled) -> Iterator[tuple[str, Ask, Answer]]:
+        holders = {sighting.key: sighting.job for sighting in sample.holders}
+        successors = {sighting.key: sighting.job for sighting in sample.successors}
+        for key in self._all_keys:
+            yield key, Look(), Stood(holders.get(key), successors.get(key))
+
+    def _home(self, job: str) -> str:
+        return self._homes.get(job, "?")
+
+
+def _known(answer: Answer) -> Answer | None:
+    return None if isinstance(answer, Unknown) else answer
