@@ -389,3 +389,22 @@ def test_a_request_that_stops_a_run_waits_for_who_relies_on_it_and_holds_nobody_
     for session in stage.sessions:
         session.end()
     assert [verdict.outcome for verdict in newcomer.answer] == ["replaced", "created"]
+
+
+def test_a_job_that_starts_between_locking_and_reading_is_locked_before_it_is_relied_on(stage: Stage) -> None:
+    """Else it could end unnoticed, and the run that was to follow it would wait for ever."""
+    do(stage.store, [ask(1, COALESCE)])
+    newcomer, worker = stage.sessions
+    newcomer.begin([ask(8, COALESCE)], visiting=False)
+    while newcomer.next != "lock_standing":
+        newcomer.step(stage.observer)
+    do(stage.store, LEASE)
+    while newcomer.next != "insert_job":
+        newcomer.step(stage.observer)
+    worker.begin([end(1)], visiting=False)
+    while not (worker.done or worker.waits):
+        worker.step(stage.observer)
+    for session in stage.sessions:
+        session.end()
+    assert [verdict.outcome for verdict in newcomer.answer] == ["rerun"]
+    assert states(stage) == {1: "completed", 8: "available"}
