@@ -1,0 +1,561 @@
+"""What the store does, without doing it: generators that yield questions and receive answers.
+
+A step is decided here, on what was seen, and written by the `swap` script only if that is still so. What was
+seen may be a guess: a new request guesses that nobody stands for its key, the end of a run that nothing has
+changed since its start. A wrong guess costs one more round, for the script answers with what is there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar
+
+from onejob.errors import AdmissionBusy
+from onejob.job import TERMINAL, Changes, Job, State, Trait
+from onejob.lifecycle import mature, start
+from onejob.stores.book import Book
+from onejob.stores.contract import Lease, Step
+from onejob.stores.redis import layout
+from onejob.stores.redis.layout import TIMED, Bucket, Shift, frame, micros
+from onejob.stores.redis.records import REVISION, Seen, read_job, read_mark, write_job, write_mark
+
+T = TypeVar("T")
+
+WRITTEN, BEFORE, FULL = 1, 2, 3  # what `swap` answers, besides what is there
+GROUPS = 250  # in one script at most: the server does nothing else meanwhile
+MATURED_AT_ONCE = 1000
+CLAIM = timedelta(seconds=5)  # how long a job is set aside for one who decides whether to start it
+REMEMBERED = 10_000  # runs whose last sight is kept, to guess by
+
+RINGING = TERMINAL | TIMED | {State.AVAILABLE}  # states that somebody may wait for
+
+
+class Ask(NamedTuple):
+    """One question to a bucket: a script by name, or a plain command."""
+
+    bucket: int
+    words: Sequence[Any]
+    script: str | None = None
+    keys: Sequence[bytes] = ()
+
+
+Flow = Generator[list[Ask], list[Any], T]
+Clock = Callable[[], datetime]
+
+
+# ── what was seen ─────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class Sight:
+    """Jobs and a key as they were seen, or are guessed to be."""
+
+    jobs: dict[str, Seen] = field(default_factory=dict)
+    held: str | None = None
+    next: str | None = None
+    mark: bytes | None = None
+    place: Bucket | None = None
+    actual: bool = False  # whether the store has shown it
+
+    def book(self) -> Book:
+        """Make the working copy."""
+        book = Book()
+        for seen in self.jobs.values():
+            book.put(seen.job)
+        if self.mark is not None:
+            book.note(read_mark(self.mark))
+        return book
+
+    def revision(self, job_id: str | None) -> bytes:
+        """Tell the revision that a job is expected to have."""
+        seen = None if job_id is None else self.jobs.get(job_id)
+        return b"-" if seen is None else seen.revision
+
+    def pointer(self, job_id: str | None) -> bytes:
+        """Tell who is expected to stand for the key, and in which revision."""
+        return framed(None if job_id is None else job_id.encode()) + self.revision(job_id)
+
+
+def framed(text: bytes | None) -> bytes:
+    """Write text with its length, as the script does."""
+    return b"-" if text is None else b"%d:%b" % (len(text), text)
+
+
+def read_sight(place: Bucket, reply: Sequence[Any]) -> Sight:
+    """Read what the script has shown."""
+    records, held, holder, following, successor, mark, marked = reply
+    names = (name and name.decode() for name in (held, following))
+    sight = Sight({}, *names, mark, place, actual=True)
+    for record in (*records, holder, successor, marked):
+        if record is not None:
+            seen = read_job(record)
+            sight.jobs.setdefault(seen.job.id, seen)
+    return sight
+
+
+class Memory:
+    """What was last seen of jobs that run here, so that the next step can guess."""
+
+    __slots__ = ("_sights",)
+
+    def __init__(self) -> None:
+        self._sights: dict[str, Sight] = {}
+
+    def recall(self, job_id: str) -> Sight | None:
+        """Tell what a job looked like, once: whoever uses a guess learns the truth."""
+        return self._sights.pop(job_id, None)
+
+    def keep(self, job_id: str, sight: Sight) -> None:
+        """Remember what a job looks like; the oldest memories fade."""
+        self._sights[job_id] = sight
+        if len(self._sights) > REMEMBERED:
+            self._sights.pop(next(iter(self._sights)), None)
+
+
+# ── where flows work ──────────────────────────────────────────────────────────────────────────────
+
+
+class Ground:
+    """The buckets, the clock, what is remembered, and what to say when something is due."""
+
+    def __init__(self, prefix: str, buckets: int, clock: Clock, patience: float) -> None:
+        self.prefix = prefix
+        self.buckets = [Bucket(prefix, number) for number in range(buckets)]
+        self.clock = clock
+        self.patience = patience  # seconds in which a step must win its race
+        self.channel = f"{prefix}:bell".encode()
+        self.voice = os.urandom(8)
+        self.memory = Memory()
+
+    def home(self, token: bytes | str) -> Bucket:
+        """Tell the bucket of a key, or of a job by its id."""
+        return self.buckets[layout.number(token) % len(self.buckets) if len(self.buckets) > 1 else 0]
+
+
+# ── groups: steps that share a key or a job ───────────────────────────────────────────────────────
+
+
+class Group:
+    """Steps on one key or one job, which are decided together and written together."""
+
+    __slots__ = ("answers", "depth", "ids", "key", "limits", "sight", "steps")
+
+    def __init__(self, key: bytes | None) -> None:
+        self.key = key
+        self.ids: list[str] = []
+        self.steps: list[tuple[int, Step]] = []
+        self.depth = 0
+        self.sight = Sight()
+        self.limits: list[Any] = []  # counter, limit, what is to be added, and so on
+        self.answers: list[Any] = []
+
+    def add(self, position: int, step: Step) -> None:
+        """Take in a step."""
+        self.steps.append((position, step))
+        if step.job_id is not None and step.job_id not in self.ids:
+            self.ids.append(step.job_id)
+        depth = 0 if step.alone else 2 if step.marks or step.job_id is not None else 1
+        self.depth = max(self.depth, depth)
+
+    def show(self, sight: Sight) -> None:
+        """Take in what was seen of one more of the jobs."""
+        if len(self.ids) < 2:  # noqa: PLR2004 - the first one
+            self.sight = sight
+        else:
+            actual = self.sight.actual and sight.actual
+            self.sight = Sight(self.sight.jobs | sight.jobs, sight.held, sight.next, sight.mark, sight.place, actual)
+
+    def expected(self) -> bytes:
+        """Write what is expected to be there, as the script writes what is."""
+        sight = self.sight
+        parts = [sight.revision(job_id) for job_id in self.ids]
+        if self.depth > 0 and self.key is not None:
+            parts += [sight.pointer(sight.held), sight.pointer(sight.next)]
+            if self.depth > 1:
+                parts.append(framed(sight.mark))
+        return b"".join(parts)
+
+
+class Plan(NamedTuple):
+    """What deciding a group has come to: what to write, and what there will then be to see."""
+
+    place: Bucket
+    fresh: list[str]
+    commands: list[list[Any]]
+    after: Sight
+    revision: bytes
+    rings: bool
+
+
+def decide(group: Group, ground: Ground, now: datetime) -> Plan:
+    """Run a group's steps on what was seen, and compare what comes out."""
+    book = group.sight.book()
+    group.answers = [book.run(step, now, forget) for _, step in group.steps]
+    place = group.sight.place or ground.home(group.key or next(iter(book.jobs), ""))
+    return compare(group, book, place)
+
+
+def forget(_changes: Changes) -> None:
+    """Record nothing: what has changed is seen in the book."""
+
+
+def compare(group: Group, book: Book, place: Bucket) -> Plan:
+    """Collect what must be written to get from what was seen to what is in the book."""
+    sight, revision = group.sight, os.urandom(REVISION)
+    after = Sight(sight.jobs, sight.held, sight.next, sight.mark, place)
+    changed = [job for job in book.jobs.values() if not _same(sight.jobs.get(job.id), job)]
+    gone = [seen.job for seen in sight.jobs.values() if seen.job.id not in book.jobs]
+    after.jobs = {job.id: sight.jobs.get(job.id) or Seen(revision, job) for job in book.jobs.values()}
+    after.jobs |= {job.id: Seen(revision, job) for job in changed}
+    shift = Shift(place)
+    for job in changed:
+        shift.note(seen.job if (seen := sight.jobs.get(job.id)) else None, job)
+    for job in gone:
+        shift.note(job, None)
+    commands = [["HSET", place.jobs, job.id, write_job(job, revision)] for job in changed]
+    commands += [["HDEL", place.jobs, job.id] for job in gone]
+    commands += pointed(group, book, place, after) + remarked(group, book, place, after) + moves(shift)
+    fresh = [job.id for job in changed if job.id not in sight.jobs]
+    return Plan(place, fresh, commands, after, revision, rings=any(job.state in RINGING for job in changed))
+
+
+def _same(seen: Seen | None, job: Job) -> bool:
+    return seen is not None and seen.job is job
+
+
+def pointed(group: Group, book: Book, place: Bucket, after: Sight) -> list[list[Any]]:
+    """Let the key point to whoever stands for it now."""
+    if group.key is None or group.depth == 0:
+        return []
+    held, following = after.held, after.next
+    after.held, after.next = book.held.get(group.key), book.nexts.get(group.key)
+    return [
+        *turn(place.held, group.key, held, after.held),
+        *turn(place.next, group.key, following, after.next),
+    ]
+
+
+def remarked(group: Group, book: Book, place: Bucket, after: Sight) -> list[list[Any]]:
+    """Write the key's mark anew, if it has changed."""
+    if group.key is None or group.depth < 2:  # noqa: PLR2004 - marks were not shown
+        return []
+    old, mark = after.mark, book.marks.get(group.key)
+    after.mark = None if mark is None else write_mark(mark)
+    return turn(place.marks, group.key, old, after.mark)
+
+
+def turn(name: bytes, key: bytes, old: Any, new: Any) -> list[list[Any]]:
+    """Write what a key has in a hash, or take it away, if it has changed."""
+    if new == old:
+        return []
+    return [["HDEL", name, key]] if new is None else [["HSET", name, key, new]]
+
+
+def moves(shift: Shift) -> list[list[Any]]:
+    """Write the changes of the indexes as commands."""
+    return [
+        *(["ZADD", name, score, member] for name, member, score in shift.added),
+        *(["ZREM", name, member] for name, member in shift.removed),
+        *(["HINCRBY", name, counter, str(n)] for (name, counter), n in shift.counted.items() if n),
+    ]
+
+
+# ── applying ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def apply(steps: Sequence[Step], ground: Ground) -> Flow[list[Any]]:
+    """Decide steps in order and write what they change; steps on one key or job are one group."""
+    groups = yield from arrange(steps, ground)
+    yield from commit(groups, ground)
+    answers: list[Any] = [None] * len(steps)
+    for group in groups:
+        for (position, _), answer in zip(group.steps, group.answers, strict=True):
+            answers[position] = answer
+    return answers
+
+
+def arrange(steps: Sequence[Step], ground: Ground) -> Flow[list[Group]]:
+    """Bring together the steps that share a key or a job; look up jobs that are not remembered."""
+    ids = dict.fromkeys(step.job_id for step in steps if step.job_id is not None)
+    sights = {job_id: sight for job_id in ids if (sight := ground.memory.recall(job_id)) is not None}
+    if len(sights) < len(ids):
+        sights |= yield from look_up([job_id for job_id in ids if job_id not in sights], ground)
+    groups: dict[Any, Group] = {}
+    for position, step in enumerate(steps):
+        sight = None if step.job_id is None else sights[step.job_id]
+        seen = None if step.job_id is None or sight is None else sight.jobs.get(step.job_id)
+        key = seen.job.key if seen is not None else step.key
+        group = groups.setdefault(key or step.job_id or position, Group(key))
+        group.add(position, step)
+        if sight is not None:
+            group.show(sight)
+    return list(groups.values())
+
+
+def look_up(ids: Sequence[str], ground: Ground) -> Flow[dict[str, Sight]]:
+    """See jobs and who stands for their keys; one that is not where its id says is looked for everywhere."""
+    found: dict[str, Sight] = {}
+    for job_id, sight in (yield from look_in([(ground.home(job_id), job_id) for job_id in ids], ground)):
+        found[job_id] = sight
+    astray = [job_id for job_id, sight in found.items() if job_id not in sight.jobs]
+    if astray and len(ground.buckets) > 1:
+        everywhere = [(place, job_id) for job_id in astray for place in ground.buckets]
+        for job_id, sight in (yield from look_in(everywhere, ground)):
+            if job_id in sight.jobs:
+                found[job_id] = sight
+    return found
+
+
+def look_in(wanted: Sequence[tuple[Bucket, str]], ground: Ground) -> Flow[list[tuple[str, Sight]]]:
+    """See jobs in the buckets that are named."""
+    replies = yield from swap([Part(place, ids=[job_id]) for place, job_id in wanted], ground)
+    return [
+        (job_id, read_sight(place, reply)) for (place, job_id), reply in zip(wanted, replies, strict=True)
+    ]
+
+
+def commit(groups: Sequence[Group], ground: Ground) -> Flow[None]:
+    """Decide and write groups until each has been written as it was decided, or patience ends."""
+    left, ends = list(groups), monotonic() + ground.patience
+    while left:
+        now = ground.clock()
+        plans = [(group, decide(group, ground, now)) for group in left]
+        plans = [(group, plan) for group, plan in plans if plan.commands or not group.sight.actual]
+        replies = yield from send(plans, ground)
+        left = [
+            group
+            for (group, plan), reply in zip(plans, replies, strict=True)
+            if not settled(group, plan, reply, ground)
+        ]
+        if left and monotonic() > ends:
+            give_up(left)
+            return
+
+
+def settled(group: Group, plan: Plan, reply: Any, ground: Ground) -> bool:
+    """Tell whether a group is done; if not, it now knows what is there."""
+    if reply == FULL:
+        group.answers = [None for _ in group.steps]
+        return True
+    if reply not in {WRITTEN, BEFORE} if isinstance(reply, int) else not was_ours(plan, reply):
+        group.sight = read_sight(plan.place, reply)
+        return False
+    for job_id in group.ids:
+        seen = plan.after.jobs.get(job_id)
+        if seen is not None and seen.job.state is State.ACTIVE:
+            ground.memory.keep(job_id, plan.after)
+    return True
+
+
+def was_ours(plan: Plan, reply: Sequence[Any]) -> bool:
+    """Tell whether this very write was done before, and only its answer was lost."""
+    shown = (*reply[0], reply[2], reply[4])
+    return any(record is not None and record[:REVISION] == plan.revision for record in shown)
+
+
+def give_up(groups: Iterable[Group]) -> None:
+    """Answer steps that others kept overtaking."""
+    for group in groups:
+        busy = AdmissionBusy("The key changes hands faster than this request can be settled: try again.")
+        group.answers = [busy for _ in group.steps]
+
+
+def send(plans: Sequence[tuple[Group, Plan]], ground: Ground) -> Flow[list[Any]]:
+    """Let the script write plans, if what they rely on is still so."""
+    parts = [
+        Part(
+            plan.place,
+            group.ids,
+            group.key or b"",
+            group.depth,
+            group.expected(),
+            plan.fresh,
+            group.limits,
+            plan.commands,
+            plan.rings,
+        )
+        for group, plan in plans
+    ]
+    return (yield from swap(parts, ground))
+
+
+class Part(NamedTuple):
+    """One group as the script gets it; without what is expected it is only looked at."""
+
+    place: Bucket
+    ids: Sequence[str] = ()
+    key: bytes = b""
+    depth: int = 2
+    expected: bytes = b"?"
+    fresh: Sequence[str] = ()
+    limits: Sequence[Any] = ()
+    commands: Sequence[list[Any]] = ()
+    rings: bool = False
+
+
+def swap(parts: Sequence[Part], ground: Ground) -> Flow[list[Any]]:
+    """Hand parts to the script, those of one bucket together; answer in their order."""
+    positions: dict[Bucket, list[int]] = {}
+    for position, part in enumerate(parts):
+        positions.setdefault(part.place, []).append(position)
+    order = [
+        own[first : first + GROUPS] for own in positions.values() for first in range(0, len(own), GROUPS)
+    ]
+    replies = yield [swap_ask([parts[position] for position in some], ground) for some in order]
+    answers: list[Any] = [None] * len(parts)
+    for some, reply in zip(order, replies, strict=True):
+        for position, answer in zip(some, reply, strict=True):
+            answers[position] = answer
+    return answers
+
+
+def swap_ask(parts: Sequence[Part], ground: Ground) -> Ask:
+    """Name every key that parts touch, and let their commands refer to it by number."""
+    place = parts[0].place
+    numbers = {name: number for number, name in enumerate(place.fixed, 1)}
+    words: list[Any] = [ground.channel, ground.voice]
+    for part in parts:
+        words += [len(part.ids), *part.ids, part.key, part.depth, part.expected, len(part.fresh), *part.fresh]
+        words += [len(part.limits), *part.limits, len(part.commands)]
+        for command, name, *rest in part.commands:
+            words += [len(rest) + 2, command, numbers.setdefault(name, len(numbers) + 1), *rest]
+        words.append(b"1" if part.rings else b"0")
+    return Ask(place.number, words, "swap", list(numbers))
+
+
+# ── leasing ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Claim(NamedTuple):
+    """A job that is set aside for us, and what was seen of it then."""
+
+    name: bytes
+    member: bytes
+    job: Job
+    sight: Sight
+
+
+def lease(wanted: Lease, ground: Ground) -> Flow[list[Job]]:
+    """Make due jobs available, then start the best of them."""
+    started: list[Job] = []
+    ripen = MATURED_AT_ONCE
+    while len(started) < wanted.total:
+        ripe, claims = yield from claim(wanted, started, ripen, ground)
+        if ripe:
+            yield from apply([Step(mature, job_id) for job_id in ripe], ground)
+            ripen = 0
+            continue
+        if not claims:
+            break
+        begun, again = yield from begin(claims, wanted, ground)
+        started += begun
+        if not again:
+            break
+    return started
+
+
+def claim(
+    wanted: Lease, started: Sequence[Job], ripen: int, ground: Ground
+) -> Flow[tuple[list[str], list[Claim]]]:
+    """Set the best available jobs aside, or tell which must be made available first."""
+    rest = wanted.total - len(started)
+    rooms = {queue: most - sum(job.queue == queue for job in started) for queue, most in wanted.queues.items()}
+    rooms = {queue: room for queue, room in rooms.items() if room > 0}
+    asks = [claim_ask(place, wanted, rooms, (rest, ripen), ground) for place in ground.buckets]
+    replies = yield asks
+    ripe = [job_id.decode() for ids, _ in replies for job_id in ids]
+    claims = [
+        read_claim(ask, place, answer)
+        for ask, place, (_, answers) in zip(asks, ground.buckets, replies, strict=True)
+        for answer in answers
+        if answer[2] is not None
+    ]
+    if len(ground.buckets) > 1:
+        claims.sort(key=lambda one: one.member)
+        yield from let_go(claims if ripe else claims[rest:], ground)
+    return ripe, [] if ripe else claims[:rest]
+
+
+def claim_ask(
+    place: Bucket, wanted: Lease, rooms: Mapping[str, int], most: tuple[int, int], ground: Ground
+) -> Ask:
+    """Ask one bucket for its best available jobs."""
+    now, tasks = ground.clock(), sorted(wanted.tasks)
+    keys = [*place.fixed, *(place.due(wanted.namespace, queue, task) for queue in rooms for task in tasks)]
+    words: list[Any] = [micros(now), micros(now + CLAIM), *most]
+    for queue, room in rooms.items():
+        limit = wanted.limits.get(queue, "")
+        words += [frame(wanted.namespace, queue), room, limit, len(tasks)]
+    return Ask(place.number, words, "claim", keys)
+
+
+def read_claim(ask: Ask, place: Bucket, answer: Sequence[Any]) -> Claim:
+    """Read one claimed job."""
+    index, member, record, held, holder, following, successor, mark = answer
+    reply = ([record], held, holder, following, successor, mark, None)
+    sight = read_sight(place, reply)
+    return Claim(ask.keys[index - 1], member, next(iter(sight.jobs.values())).job, sight)
+
+
+def let_go(claims: Sequence[Claim], ground: Ground) -> Flow[None]:
+    """Give claimed jobs back to whoever asks next."""
+    asks = [
+        Ask(one.sight.place.number, ("ZADD", one.name, "XX", 0, one.member))
+        for one in claims
+        if one.sight.place is not None
+    ]
+    if asks:
+        yield asks
+
+
+def begin(claims: Sequence[Claim], wanted: Lease, ground: Ground) -> Flow[tuple[list[Job], bool]]:
+    """Start claimed jobs, best first, up to one that lets its successor in: that may be better."""
+    act = partial(start, worker=wanted.worker, lease=wanted.duration)
+    steps = [Step(act, one.job.id) for one in claims]
+    last = first_to_let_go(claims, steps, ground.clock())
+    groups: dict[Any, Group] = {}
+    for position, one in enumerate(claims[: last + 1]):
+        group = groups.setdefault(one.job.key or one.job.id, Group(one.job.key))
+        group.add(position, steps[position])
+        group.show(one.sight)
+        if one.job.queue in wanted.limits:
+            limit(group, frame(wanted.namespace, one.job.queue), wanted.limits[one.job.queue])
+    yield from commit(list(groups.values()), ground)
+    answers = {
+        position: answer
+        for group in groups.values()
+        for (position, _), answer in zip(group.steps, group.answers, strict=True)
+    }
+    begun = [answer for _, answer in sorted(answers.items()) if isinstance(answer, Job)]
+    left = [one for position, one in enumerate(claims) if not isinstance(answers.get(position), Job)]
+    yield from let_go(left, ground)
+    return begun, bool(left)
+
+
+def limit(group: Group, counter: bytes, most: int) -> None:
+    """Let a group start one more job of a queue, if that has room."""
+    if counter in group.limits:
+        group.limits[group.limits.index(counter) + 2] += 1
+    else:
+        group.limits += [counter, most, 1]
+
+
+def first_to_let_go(claims: Sequence[Claim], steps: Sequence[Step], now: datetime) -> int:
+    """Find the first job whose start ends it or lets another in; else the last."""
+    for position, one in enumerate(claims):
+        if may_let_go(one.job):
+            book = one.sight.book()
+            waiting = len(book.nexts)
+            if book.run(steps[position], now, forget) is None or len(book.nexts) < waiting:
+                return position
+    return len(claims) - 1
+
+
+def may_let_go(job: Job) -> bool:
+    """Tell whether starting this job may free its key or end it."""
+    return job.version is not None or bool(job.traits & (Trait.NEWEST_WINS | Trait.RELEASES_AT_START))

@@ -1,0 +1,123 @@
+"""One connection of an event loop: questions go out as they come, answers come back in their order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+import hiredis
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as Lost
+
+UNFINISHED = object()
+
+
+class Wire(asyncio.Protocol):
+    """A connection that is shared by everybody on its loop."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader(notEnoughData=UNFINISHED)
+        self._waiting: deque[tuple[int, list[Any], asyncio.Future[list[Any]], float]] = deque()
+        self._transport: asyncio.WriteTransport | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._connection: AbstractConnection | None = None
+        self.closed = False
+
+    async def open(self, connection: AbstractConnection) -> None:
+        """Let redis-py connect and introduce us, then take the stream over."""
+        await connection.connect()
+        self._connection = connection  # whose end would close the stream
+        self._transport = cast("Any", connection)._writer.transport  # noqa: SLF001 - it offers no other way
+        self._transport.set_protocol(self)  # type: ignore[union-attr]
+
+    def ask(self, data: bytes, number: int) -> asyncio.Future[list[Any]]:
+        """Send questions; their answers come together."""
+        future: asyncio.Future[list[Any]] = self._loop.create_future()
+        if self.closed or self._transport is None:
+            future.set_exception(Lost("closed"))
+            return future
+        self._waiting.append((number, [], future, self._loop.time()))
+        self._transport.write(data)
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._patience, self._check)
+        return future
+
+    def data_received(self, data: bytes) -> None:
+        """Hand answers to those who wait for them."""
+        self._reader.feed(data)
+        while (reply := self._reader.gets()) is not UNFINISHED:
+            number, replies, future, _ = self._waiting[0]
+            replies.append(reply)
+            if len(replies) == number:
+                self._waiting.popleft()
+                if not future.done():
+                    future.set_result(replies)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Tell everybody who waits that no answer will come."""
+        self.closed = True
+        if self._watch is not None:
+            self._watch.cancel()
+        for _, _, future, _ in self._waiting:
+            if not future.done():
+                future.set_exception(Lost(str(error or "closed by the server")))
+        self._waiting.clear()
+
+    def _check(self) -> None:
+        """Give a server up that does not answer."""
+        self._watch = None
+        if not self._waiting:
+            return
+        left = self._waiting[0][3] + self._patience - self._loop.time()
+        if left <= 0:
+            self.close()
+        else:
+            self._watch = self._loop.call_later(left, self._check)
+
+    def close(self) -> None:
+        """Cut the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Ear(asyncio.Protocol):
+    """A connection that listens: it calls back for every message that is not our own."""
+
+    def __init__(self, hear: Callable[[], None], voice: bytes, lost: Callable[[], None]) -> None:
+        self._hear = hear
+        self._voice = voice
+        self._lost = lost
+        self._reader = hiredis.Reader(notEnoughData=UNFINISHED)
+        self._transport: asyncio.WriteTransport | None = None
+        self._connection: AbstractConnection | None = None
+
+    async def open(self, connection: AbstractConnection, channel: bytes) -> None:
+        """Connect and subscribe."""
+        await connection.connect()
+        self._connection = connection
+        transport = cast("Any", connection)._writer.transport  # noqa: SLF001 - as above
+        transport.set_protocol(self)
+        transport.write(hiredis.pack_command((b"SUBSCRIBE", channel)))
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Hear messages; the first is the server's word that we are subscribed."""
+        self._reader.feed(data)
+        heard = False
+        while (reply := self._reader.gets()) is not UNFINISHED:
+            heard = heard or not (isinstance(reply, list) and reply[-1] == self._voice)
+        if heard:
+            self._hear()
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the protocol's
+        """Say that from now on nothing is heard."""
+        self._lost()
+
+    def close(self) -> None:
+        """Cut the connection."""
+        if self._transport is not None:
+            self._transport.abort()
