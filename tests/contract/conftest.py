@@ -7,9 +7,14 @@ import pytest
 
 from onejob import App
 from onejob.stores.contract import Store
+import os
+from uuid import uuid4
+from onejob.stores.redis.store import RedisStore
 from onejob.stores.memory import MemoryStore
 from onejob.stores.sql.sqlite import SQLiteStore
 from onejob.testing import Clock
+
+REDIS = os.environ.get("ONEJOB_TEST_REDIS", "redis://127.0.0.1:7711/0")
 
 Open = Callable[[Path, Clock], Store]
 
@@ -22,7 +27,11 @@ def open_sqlite(folder: Path, clock: Clock) -> Store:
     return SQLiteStore(folder / "jobs.db", clock=clock, synchronous="NORMAL")
 
 
-STORES: dict[str, Open] = {"memory": open_memory, "sqlite": open_sqlite}
+def open_redis(folder: Path, clock: Clock) -> Store:
+    return RedisStore(f"{REDIS}?prefix={uuid4().hex}", clock=clock)
+
+
+STORES: dict[str, Open] = {"memory": open_memory, "sqlite": open_sqlite, "redis": open_redis}
 
 
 @pytest.fixture
