@@ -36,7 +36,7 @@ races: .venv/.test ## Repeat the tests in which processes race, ROUNDS times (20
 	for round in $$(seq $(ROUNDS)); do $(PYTHON) -m pytest -q -m races tests $(ARGS) || exit 1; done
 
 constraints: | $(UV) ## Move constraints.txt to the newest versions
-	$(UV) pip compile -q --upgrade --universal --python-version 3.11 --group test --group bench \
+	$(UV) pip compile -q --upgrade --universal --python-version 3.11 --group test --group matrix --group bench \
 		--no-annotate --no-header --no-emit-index-url pyproject.toml -o constraints.txt
 
 clean: ## Remove what the other targets made

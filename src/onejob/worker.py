@@ -408,7 +408,7 @@ class Worker:
     # ── chores ────────────────────────────────────────────────────────────────────────────────────
 
     async def _renew(self) -> None:
-        """Renew every lease, also while a result waits to be written; `_watch` stops the runs that lost theirs."""
+        """Renew every lease, also while a result waits to be written; `_watch` stops what lost its own."""
         runs = [*self._runs.values(), *(run for run, _ in self._ended)]
         if not runs:
             return

@@ -17,10 +17,10 @@ from onejob.errors import AdmissionBusy, StoreUnavailable
 from onejob.forks import generation
 from onejob.job import View
 from onejob.stores.contract import Step
+from onejob.stores.lane import Closed, Lane
 from onejob.stores.sql import flows
 from onejob.stores.sql.faults import translated, translating
-from onejob.stores.sql.flows import Ask, drive
-from onejob.stores.sql.lane import Closed, Lane, Plan
+from onejob.stores.sql.flows import Ask, Plan, drive
 from onejob.stores.sql.lockfile import LockFile
 from onejob.stores.sql.rows import Row, write_job
 from onejob.stores.sql.schema import SQL, prepare_schema

@@ -45,6 +45,9 @@ class Ask(NamedTuple):
 
 
 Flow = Generator[Ask, list[Row], T]
+Plan = Callable[[datetime], Flow[Any]]
+"""Makes the flow that is to be driven, once the time is known."""
+
 Ledger = list[tuple[str, Any]]
 
 

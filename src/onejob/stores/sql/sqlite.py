@@ -24,11 +24,11 @@ from onejob.forks import generation
 from onejob.job import Job, View
 from onejob.stores.bell import Bell
 from onejob.stores.contract import Counts, Filter, Finding, Guarantees, Lease, Schema, Step, Tally, utcnow
+from onejob.stores.lane import Closed
 from onejob.stores.sql import flows, health
 from onejob.stores.sql.engine import Engine, Synchronous, ask
 from onejob.stores.sql.faults import translated, translating
-from onejob.stores.sql.flows import drive
-from onejob.stores.sql.lane import Closed, Plan
+from onejob.stores.sql.flows import Plan, drive
 from onejob.stores.sql.schema import SCHEMA, script_after
 
 T = TypeVar("T")

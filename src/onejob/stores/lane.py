@@ -6,28 +6,25 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from queue import SimpleQueue
 from typing import Any
 
-from onejob.stores.sql.flows import Flow
+Order = Any
+"""What a store's lanes carry: whatever its `run` knows how to carry out."""
 
-Plan = Callable[[datetime], Flow[Any]]
-"""Makes the flow that is to be driven, once the time is known."""
-
-Entry = tuple[Plan, asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+Entry = tuple[Order, asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 
 GROUP = 512  # requests that share one commit at most
 
 
 class Closed(Exception):
-    """The file has been closed meanwhile: open it again."""
+    """The store has been closed meanwhile: open it again."""
 
 
 class Lane:
     """A thread that takes whatever has gathered and runs it together: group commit."""
 
-    def __init__(self, run: Callable[[Sequence[Plan]], list[Any]], name: str) -> None:
+    def __init__(self, run: Callable[[Sequence[Order]], list[Any]], name: str) -> None:
         self._run = run
         self._queue: SimpleQueue[Entry | None] = SimpleQueue()
         self._door = threading.Lock()
@@ -35,21 +32,21 @@ class Lane:
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    async def submit(self, plan: Plan) -> Any:
-        """Await a plan's answer; raises Closed if there will be none."""
+    async def submit(self, order: Order) -> Any:
+        """Await an order's answer; raises Closed if there will be none."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         with self._door:
             if self._closed:
                 raise Closed
-            self._queue.put((plan, loop, future))
+            self._queue.put((order, loop, future))
         return await future
 
     def _work(self) -> None:
         while (first := self._queue.get()) is not None:
             entries = [first, *self._gather()]
             live = [entry for entry in entries if entry is not None]
-            answers = self._run([plan for plan, _, _ in live])
+            answers = self._run([order for order, _, _ in live])
             for loop in {id(loop): loop for _, loop, _ in live}.values():
                 mine = [
                     (future, answer)
