@@ -593,11 +593,28 @@ def open_store(url: str, admission_timeout: float) -> Store:
             return SQLiteStore(
                 _path(url, parts.path), admission_timeout=admission_timeout, **_sqlite_options(options)
             )
+        case "redis" | "rediss" | "unix" | "redis+unix" | "redis+cluster" | "rediss+cluster":
+            return _redis(url, admission_timeout)
         case _:
             raise InvalidCall(
-                f"{url!r} names no store that this version has (PostgreSQL and Redis are planned): "
-                "write sqlite:///jobs.db or memory://."
+                f"{_without_password(url)!r} names no store that this version has (PostgreSQL is planned): "
+                "write sqlite:///jobs.db, redis://localhost or memory://."
             )
+
+
+def _redis(url: str, admission_timeout: float) -> Store:
+    try:
+        from onejob.stores.redis.store import RedisStore
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in {"redis", "hiredis"}:
+            raise
+        raise InvalidCall("Redis needs its client: install onejob[redis].") from None
+    return RedisStore(url, admission_timeout=admission_timeout)
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _path(url: str, path: str) -> Path:

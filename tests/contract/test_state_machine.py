@@ -1,4 +1,4 @@
-"""Whatever is done to the memory store and to SQLite, in whatever order, they answer and hold the same.
+"""Whatever is done to the memory store and to another, in whatever order, they answer and hold the same.
 
 The memory store is the specification. Both stores get the same steps on the same clock; after each one every
 answer, every job, every mark and every count must agree. ONEJOB_HYPOTHESIS=deep looks for longer.
@@ -24,6 +24,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from redis import Redis
 
 from onejob import App, Job, Retry, State, Unique, lifecycle
 from onejob.app import admission_step
@@ -33,6 +34,7 @@ from onejob.job import fingerprint
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
 from onejob.stores.contract import Filter, Lease, Step, Store, Tally
 from onejob.stores.memory import MemoryStore
+from onejob.stores.redis.store import RedisStore
 from onejob.stores.sql.sqlite import SQLiteStore
 from onejob.testing import Clock
 
@@ -198,7 +200,7 @@ def difference(expected: Any, found: Any) -> Any:
     if expected == found:
         return None
     if type(expected) is not type(found) or (parts := anatomy(expected)) is None:
-        return f"memory: {expected!r}, sqlite: {found!r}"
+        return f"memory: {expected!r}, other: {found!r}"
     others = anatomy(found) or {}
     between = {name: difference(parts.get(name), others.get(name)) for name in parts | others}
     return {name: odd for name, odd in between.items() if odd is not None}
@@ -225,15 +227,20 @@ class StoresAgree(RuleBasedStateMachine):
         self.clock = Clock()
         self.folder = Path(tempfile.mkdtemp(prefix="onejob-machine-"))
         self.numbers = count(1)
-        self.crashed: list[SQLiteStore] = []
         self.memory = self.app_of(MemoryStore(clock=self.clock))
-        self.sqlite = self.app_of(self.opened(self.folder / "jobs.db"))
+        self.left: list[Store] = []  # as a crash leaves them
+        self.other = self.app_of(self.open())
         self.jobs: dict[str, Job] = {}
         self.leases: list[Job] = []
         self.revived: set[str] = set()
 
-    def opened(self, path: Path) -> SQLiteStore:
-        return SQLiteStore(path, synchronous="NORMAL", clock=self.clock)
+    def open(self) -> Store:
+        """Open the store that is compared."""
+        raise NotImplementedError
+
+    def open_after_crash(self) -> Store:
+        """Open what kill -9 has left of it."""
+        raise NotImplementedError
 
     def app_of(self, store: Store) -> App:
         app = App("memory://", store=store)
@@ -243,21 +250,17 @@ class StoresAgree(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            for store in (*self.crashed, self.file):
+            for store in (*self.left, self.other.store):
                 self.runner.run(store.close())
         finally:
             self.runner.close()
             shutil.rmtree(self.folder)
 
-    @property
-    def file(self) -> SQLiteStore:
-        return cast("SQLiteStore", self.sqlite.store)
-
     # ── doing the same to both ────────────────────────────────────────────────────────────────────
 
     def both(self, act: Callable[[App], Awaitable[Any]]) -> Any:
         """Do one thing to both apps; they must answer the same."""
-        expected, found = (self.runner.run(answered(act, app)) for app in (self.memory, self.sqlite))
+        expected, found = (self.runner.run(answered(act, app)) for app in (self.memory, self.other))
         assert not (odd := difference(plain(expected), plain(found))), odd
         return expected
 
@@ -449,7 +452,7 @@ class StoresAgree(RuleBasedStateMachine):
     @rule(times=st.integers(1, 3), key=st.sampled_from(KEYS), outcome=st.sampled_from(["kept", "stale"]))
     def tally(self, times: int, key: bytes, outcome: str) -> None:
         tally = Tally(TENANTS[key], TASKS[0], outcome, "x", times)
-        for app in (self.memory, self.sqlite):
+        for app in (self.memory, self.other):
             app.store.tally([tally, tally])
 
     @rule(
@@ -480,23 +483,18 @@ class StoresAgree(RuleBasedStateMachine):
 
     @rule(crash=st.booleans())
     def reopen(self, *, crash: bool) -> None:
-        """Open the file after a close; or as kill -9 leaves it, with the log not folded in."""
-        old = self.file
-        path = old.path
+        """Open the store after a close, or after a crash."""
         if crash:
-            path = self.folder / f"crash-{len(self.crashed)}.db"
-            self.crashed.append(old)
-            for suffix in ("", "-wal"):
-                shutil.copyfile(f"{old.path}{suffix}", f"{path}{suffix}")
+            self.left.append(self.other.store)
         else:
-            self.runner.run(old.close())
-        self.sqlite = self.app_of(self.opened(path))
+            self.runner.run(self.other.store.close())
+        self.other = self.app_of(self.open_after_crash() if crash else self.open())
 
     # ── after every step ──────────────────────────────────────────────────────────────────────────
 
     @invariant()
     def stores_hold_the_same(self) -> None:
-        expected, found = (self.runner.run(everything(app.store)) for app in (self.memory, self.sqlite))
+        expected, found = (self.runner.run(everything(app.store)) for app in (self.memory, self.other))
         assert not (odd := difference(expected, found)), odd
         assert expected["stranded"] == []
         before, self.jobs = self.jobs, dict(sorted(expected["jobs"].items()))
@@ -555,7 +553,53 @@ def handler(items: list[int], n: int, seq: int) -> None:
     """Stand for the tasks, which this machine never runs."""
 
 
-StoresAgree.TestCase.settings = settings(
+class SQLiteAgrees(StoresAgree):
+    """Drive SQLite."""
+
+    def open(self) -> SQLiteStore:
+        return self.opened(self.path)
+
+    def opened(self, path: Path) -> SQLiteStore:
+        return SQLiteStore(path, synchronous="NORMAL", clock=self.clock)
+
+    @property
+    def path(self) -> Path:
+        return self.folder / f"jobs-{len(self.left)}.db"
+
+    def open_after_crash(self) -> SQLiteStore:
+        """Open a copy of the file with the log not folded in."""
+        old = cast("SQLiteStore", self.left[-1]).path
+        for suffix in ("", "-wal"):
+            shutil.copyfile(f"{old}{suffix}", f"{self.path}{suffix}")
+        return self.opened(self.path)
+
+
+class RedisAgrees(StoresAgree):
+    """Drive Redis."""
+
+    url = ""
+
+    def __init__(self) -> None:
+        with Redis.from_url(self.url) as cleaner:
+            cleaner.flushdb()
+        super().__init__()
+
+    def open(self) -> RedisStore:
+        return RedisStore(self.url, clock=self.clock)
+
+    def open_after_crash(self) -> RedisStore:
+        """Leave connections and memories behind, and let the server forget its scripts."""
+        with Redis.from_url(self.url) as server:
+            server.script_flush()
+        return self.open()
+
+
+@pytest.fixture
+def redis_of_the_machine(redis_url: str) -> None:
+    RedisAgrees.url = redis_url
+
+
+SETTINGS = settings(
     max_examples=20_000 if DEEP else 200,
     stateful_step_count=60 if DEEP else 40,
     deadline=None,
@@ -563,4 +607,7 @@ StoresAgree.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 
-TestStoresAgree = StoresAgree.TestCase
+SQLiteAgrees.TestCase.settings = RedisAgrees.TestCase.settings = SETTINGS
+
+TestSQLiteAgrees = SQLiteAgrees.TestCase
+TestRedisAgrees = pytest.mark.usefixtures("redis_of_the_machine")(RedisAgrees.TestCase)

@@ -167,14 +167,19 @@ class Engine:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
-    def close(self) -> None:
-        """Cut every connection; those of other loops are cut by their own."""
+    async def close(self) -> None:
+        """Cut every connection, each on the loop that it belongs to."""
         self.closed = True
         while self._spare:
             self._spare.pop().disconnect()
+        here = asyncio.get_running_loop()
         for loop, line in list(self._lines.items()):
-            with contextlib.suppress(RuntimeError):  # it has closed, and its connections with it
-                loop.call_soon_threadsafe(line.close)
+            if loop is here:
+                await line.close()
+            elif loop.is_running():
+                with contextlib.suppress(TimeoutError):
+                    leaving = asyncio.run_coroutine_threadsafe(line.close(), loop)
+                    await asyncio.wait_for(asyncio.wrap_future(leaving), 1)
 
 
 def _converse(connection: blocking.AbstractConnection, asks: Sequence[Ask], *, whole: bool = False) -> list[Any]:
@@ -338,7 +343,7 @@ class Line:
     def _deaf(self) -> None:
         self._ear = None  # the next one who waits will see to it
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Cut the connections."""
         self.closed = True
         if self._listening is not None:
@@ -346,6 +351,7 @@ class Line:
         for end in (self._wire, self._ear):
             if end is not None:
                 end.close()
+        await asyncio.sleep(0)  # by then they are closed
 
 
 Request = tuple[Sequence[Step], "asyncio.Future[list[Any]]"]

@@ -190,5 +190,4 @@ class RedisStore:
         with self._opening:
             engine, self._engine = self._engine, None
         if engine is not None and engine.generation == generation():
-            await asyncio.to_thread(engine.close)
-            await asyncio.sleep(0)  # let this loop's own connections go
+            await engine.close()

@@ -14,6 +14,16 @@ from redis.exceptions import ConnectionError as Lost
 UNFINISHED = object()
 
 
+async def take_over(connection: AbstractConnection, protocol: asyncio.Protocol) -> asyncio.StreamWriter:
+    """Let redis-py connect and introduce us, then take its stream; who drops the writer closes that."""
+    await connection.connect()
+    inner = cast("Any", connection)  # it offers no other way to its stream
+    writer: asyncio.StreamWriter = inner._writer  # noqa: SLF001
+    inner._reader = inner._writer = None  # noqa: SLF001
+    writer.transport.set_protocol(protocol)
+    return writer
+
+
 class Wire(asyncio.Protocol):
     """A connection that is shared by everybody on its loop."""
 
@@ -22,17 +32,15 @@ class Wire(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(notEnoughData=UNFINISHED)
         self._waiting: deque[tuple[int, list[Any], asyncio.Future[list[Any]], float]] = deque()
+        self._writer: asyncio.StreamWriter | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._watch: asyncio.TimerHandle | None = None
-        self._connection: AbstractConnection | None = None
         self.closed = False
 
     async def open(self, connection: AbstractConnection) -> None:
-        """Let redis-py connect and introduce us, then take the stream over."""
-        await connection.connect()
-        self._connection = connection  # whose end would close the stream
-        self._transport = cast("Any", connection)._writer.transport  # noqa: SLF001 - it offers no other way
-        self._transport.set_protocol(self)  # type: ignore[union-attr]
+        """Connect."""
+        self._writer = await take_over(connection, self)
+        self._transport = self._writer.transport
 
     def ask(self, data: bytes, number: int) -> asyncio.Future[list[Any]]:
         """Send questions; their answers come together."""
@@ -80,8 +88,8 @@ class Wire(asyncio.Protocol):
 
     def close(self) -> None:
         """Cut the connection."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self._writer is not None:
+            self._writer.transport.abort()
 
 
 class Ear(asyncio.Protocol):
@@ -92,17 +100,12 @@ class Ear(asyncio.Protocol):
         self._voice = voice
         self._lost = lost
         self._reader = hiredis.Reader(notEnoughData=UNFINISHED)
-        self._transport: asyncio.WriteTransport | None = None
-        self._connection: AbstractConnection | None = None
+        self._writer: asyncio.StreamWriter | None = None
 
     async def open(self, connection: AbstractConnection, channel: bytes) -> None:
         """Connect and subscribe."""
-        await connection.connect()
-        self._connection = connection
-        transport = cast("Any", connection)._writer.transport  # noqa: SLF001 - as above
-        transport.set_protocol(self)
-        transport.write(hiredis.pack_command((b"SUBSCRIBE", channel)))
-        self._transport = transport
+        self._writer = await take_over(connection, self)
+        self._writer.transport.write(hiredis.pack_command((b"SUBSCRIBE", channel)))
 
     def data_received(self, data: bytes) -> None:
         """Hear messages; the first is the server's word that we are subscribed."""
@@ -119,5 +122,5 @@ class Ear(asyncio.Protocol):
 
     def close(self) -> None:
         """Cut the connection."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self._writer is not None:
+            self._writer.transport.abort()
