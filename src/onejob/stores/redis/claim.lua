@@ -1,6 +1,6 @@
 -- Take the best available jobs aside for a moment, so that no two workers decide on the same ones.
 --
--- KEYS     the bucket's hashes and sorted sets, then one sorted set of available jobs per queue and task
+-- KEYS     the bucket's six hashes, the set of timed jobs, then one set of available jobs per queue and task
 -- ARGV[1]  now, ARGV[2]  when a claim lapses, ARGV[3]  how many in all, ARGV[4]  how many timed jobs at most
 -- ARGV[5…] per queue: its counter · how many it may give · its limit, or "" · how many of the sets are its own
 --
@@ -8,16 +8,9 @@
 -- Answers the jobs whose time has come, and, if there are none, the claimed ones, each with its set, its member
 -- and who stands for its key.
 
-local jobs, held, next, marks, active, timed = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6], KEYS[9]
+local jobs, held, next, marks, active, timed = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[7]
 local now, lapses, total, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
-local HASHES, FIXED = 6, 10
-
-for i, name in ipairs(KEYS) do
-  local kind = redis.call('TYPE', name).ok
-  if kind ~= 'none' and kind ~= (i <= HASHES and 'hash' or 'zset') then
-    return redis.error_reply('FOREIGN ' .. name .. ' is a ' .. kind)
-  end
-end
+local FIXED = 7
 
 local ripe = redis.call('ZRANGEBYSCORE', timed, '-inf', now, 'LIMIT', 0, most)
 if #ripe > 0 then return {ripe, {}} end

@@ -1,4 +1,4 @@
-"""The open store: connections of threads and of event loops, and how questions travel over them."""
+"""The open store, for threads: connections, and how questions travel over them."""
 
 from __future__ import annotations
 
@@ -7,33 +7,25 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-import hiredis
-import redis.asyncio.connection as awaited
-import redis.connection as blocking
-from redis.backoff import NoBackoff
-from redis.asyncio.retry import Retry as AwaitedRetry
-from redis.retry import Retry
-
-from onejob.errors import StoreError
 from onejob.forks import generation
 from onejob.job import EPOCH
-from onejob.stores.contract import Step
-from onejob.stores.redis.faults import LOST, lost, refusal
-from onejob.stores.redis.flows import Ask, Flow, Ground, apply
-from onejob.stores.redis.scripts import DIGESTS, TEXTS
+from onejob.stores.redis.faults import LOST, lost
+from onejob.stores.redis.flows import Ask, Flow, Ground
+from onejob.stores.redis.line import Line
+from onejob.stores.redis.messages import MOVE_PAUSE, MOVES, TIME, TRIES, Outbox, checked, pack, refused
+from onejob.stores.redis.nodes import Node, Nodes
 from onejob.stores.redis.target import Target
-from onejob.stores.redis.wire import Ear, Wire
+from onejob.stores.redis.wire import Cord
 
 T = TypeVar("T")
 
-TRIES = 3  # a lost connection may have been idle for too long: the next one tells
-SPARE = 16  # connections kept for threads
+SPARE = 16  # connections kept for threads, per server
 CLOCK_AGE = 30.0  # seconds after which the server's clock is asked again
-EAR_PAUSE = 1.0
+CLOSING = 1.0  # seconds to wait for another loop to let go
 
 
 class ServerClock:
@@ -60,118 +52,112 @@ class ServerClock:
         self._read_at = now
 
 
-def pack(asks: Sequence[Ask], *, whole: bool = False) -> bytes:
-    """Write questions as the server reads them."""
-    return b"".join([_pack(ask, whole=whole) for ask in asks])
-
-
-def _pack(ask: Ask, *, whole: bool) -> bytes:
-    if ask.script is None:
-        return hiredis.pack_command(tuple(ask.words))
-    head = (b"EVAL", TEXTS[ask.script]) if whole else (b"EVALSHA", DIGESTS[ask.script])
-    return hiredis.pack_command((*head, len(ask.keys), *ask.keys, *ask.words))
-
-
-def is_unknown(reply: Any) -> bool:
-    """Tell whether the server does not know a script, and so has done nothing."""
-    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT")
-
-
 class Engine:
-    """Connections to one server."""
+    """Connections to one server, or to a cluster."""
 
-    def __init__(self, target: Target, clock: ServerClock) -> None:
+    def __init__(self, target: Target, ground: Ground, clock: ServerClock) -> None:
         self.generation = generation()
         self.target = target
         self.clock = clock
-        self.closed = False
-        self._spare: list[blocking.AbstractConnection] = []
+        self.nodes = Nodes(target, [place.tag for place in ground.buckets])
+        self._spare: dict[Node, list[Cord]] = {}
         self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Line] = weakref.WeakKeyDictionary()
         self._door = threading.Lock()
-
-    # ── from threads ──────────────────────────────────────────────────────────────────────────────
+        self._closed = False
 
     def run(self, flow: Flow[T], *, tries: int = TRIES) -> T:
         """Drive a flow on this thread."""
         try:
             asks = next(flow)
             while True:
-                asks = flow.send(self.ask(asks, tries=tries) if asks else [])
+                asks = flow.send(self.ask(asks, tries=tries))
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
-    def ask(self, asks: Sequence[Ask], *, tries: int = TRIES) -> list[Any]:
+    def ask(self, asks: Iterable[Ask], *, tries: int = TRIES) -> list[Any]:
         """Ask on this thread; over a new connection if the old one is lost."""
+        outbox = Outbox(asks)
         for left in reversed(range(tries)):
             try:
-                replies = self._exchange(asks)
-                break
+                return checked(self._exchange(outbox), self.target.label)
             except LOST as error:
                 if not left:
                     raise lost(error, self.target.label) from None
-        return [self._checked(reply) for reply in replies]
+                outbox.again()
+                with contextlib.suppress(*LOST):
+                    self.nodes.refresh()
+        raise AssertionError  # the last try returns or raises
 
-    def _exchange(self, asks: Sequence[Ask]) -> list[Any]:
-        connection = self._spare.pop() if self._spare else self._connect()
+    def _exchange(self, outbox: Outbox) -> list[Any]:
+        cords: dict[Node, Cord] = {}
         try:
             if self.clock.stale:
                 asked = time.monotonic()
-                self.clock.set(asked, _converse(connection, [Ask(0, (b"TIME",))])[0])
-            replies = _converse(connection, asks)
-            unknown = [index for index, reply in enumerate(replies) if is_unknown(reply)]
-            again = _converse(connection, [asks[index] for index in unknown], whole=True) if unknown else []
-            for index, reply in zip(unknown, again, strict=True):
-                replies[index] = reply
+                self.clock.set(asked, self._cord(cords, 0).ask(TIME))
+            order = []
+            for ask in outbox:
+                order.append(cord := self._cord(cords, ask.bucket))
+                cord.send(pack(ask))
+            replies = [cord.read() for cord in order]
+            self._once_more(outbox.sent, replies, cords)
         except BaseException:
-            connection.disconnect()
+            for cord in cords.values():
+                cord.close()
             raise
-        if len(self._spare) < SPARE and not self.closed:
-            self._spare.append(connection)
-        else:
-            connection.disconnect()
+        for node, cord in cords.items():
+            self._put_by(node, cord)
         return replies
 
-    def _connect(self) -> blocking.AbstractConnection:
-        options = {**self.target.options, "retry": Retry(NoBackoff(), 0)}
-        kind = blocking.UnixDomainSocketConnection if "path" in options else blocking.Connection
-        if options.pop("ssl", False):
-            kind = blocking.SSLConnection
-        connection = kind(**options)
-        connection.connect()
-        return connection
+    def _once_more(self, sent: Sequence[Ask], replies: list[Any], cords: dict[Node, Cord]) -> None:
+        """Send scripts whole to a server that does not know them, and on to where a bucket has gone."""
+        for _ in range(MOVES):
+            strange = refused(replies, "NOSCRIPT")
+            moved = refused(replies, "MOVED", "ASK", "TRYAGAIN")
+            if moved:
+                time.sleep(MOVE_PAUSE)
+                self.nodes.refresh()
+            for index in (*strange, *moved):
+                replies[index] = self._cord(cords, sent[index].bucket).ask(
+                    pack(sent[index], whole=index in strange)
+                )
+            if not strange and not moved:
+                return
 
-    def _checked(self, reply: Any) -> Any:
-        if isinstance(reply, hiredis.ReplyError):
-            raise refusal(str(reply), self.target.label)
-        return reply
+    def _cord(self, cords: dict[Node, Cord], bucket: int) -> Cord:
+        node = self.nodes.of(bucket)
+        cord = cords.get(node)
+        if cord is None:
+            spare = self._spare.get(node)
+            cord = cords[node] = spare.pop() if spare else Cord(self.nodes.blocking(node))
+        return cord
 
-    # ── from event loops ──────────────────────────────────────────────────────────────────────────
+    def _put_by(self, node: Node, cord: Cord) -> None:
+        spare = self._spare.setdefault(node, [])
+        if self._closed or len(spare) >= SPARE:
+            cord.close()
+        else:
+            spare.append(cord)
 
     @property
     def line(self) -> Line:
-        """The running loop's connections."""
+        """The running event loop's own connections."""
         loop = asyncio.get_running_loop()
         line = self._lines.get(loop)
         if line is None:
             with self._door:
-                line = self._lines.setdefault(loop, Line(self))
+                line = self._lines.setdefault(loop, Line(self.target, self.nodes, self.clock))
         return line
 
-    async def await_flow(self, flow: Flow[T]) -> T:
-        """Drive a flow on the running loop."""
-        line = self.line
-        try:
-            asks = next(flow)
-            while True:
-                asks = flow.send(await line.ask(asks) if asks else [])
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+    def close_spare(self) -> None:
+        """Cut the connections that threads have left."""
+        self._closed = True
+        for spare in self._spare.values():
+            while spare:
+                spare.pop().close()
 
     async def close(self) -> None:
         """Cut every connection, each on the loop that it belongs to."""
-        self.closed = True
-        while self._spare:
-            self._spare.pop().disconnect()
+        self.close_spare()
         here = asyncio.get_running_loop()
         for loop, line in list(self._lines.items()):
             if loop is here:
@@ -179,195 +165,4 @@ class Engine:
             elif loop.is_running():
                 with contextlib.suppress(TimeoutError):
                     leaving = asyncio.run_coroutine_threadsafe(line.close(), loop)
-                    await asyncio.wait_for(asyncio.wrap_future(leaving), 1)
-
-
-def _converse(connection: blocking.AbstractConnection, asks: Sequence[Ask], *, whole: bool = False) -> list[Any]:
-    connection.send_packed_command([pack(asks, whole=whole)], check_health=False)
-    return [_read(connection) for _ in asks]
-
-
-def _read(connection: blocking.AbstractConnection) -> Any:
-    try:
-        return connection.read_response(disable_decoding=True)
-    except blocking.ResponseError as error:
-        return hiredis.ReplyError(_spelled(error))
-
-
-def _spelled(error: Exception) -> str:
-    """Write an error as the server did: redis-py takes the code off those that it has a class for."""
-    codes = {
-        "NoScriptError": "NOSCRIPT",
-        "ReadOnlyError": "READONLY",
-        "BusyLoadingError": "LOADING",
-        "OutOfMemoryError": "OOM",
-        "NoPermissionError": "NOPERM",
-    }
-    code = codes.get(type(error).__name__)
-    return str(error) if code is None or str(error).startswith(code) else f"{code} {error}"
-
-
-class Line:
-    """One event loop's connections: one for questions, one that listens."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._wire: Wire | None = None
-        self._opening: asyncio.Lock = asyncio.Lock()
-        self._ear: Ear | None = None
-        self._listening: asyncio.Task[None] | None = None
-        self._gathered: list[Request] = []
-        self._busy = False
-        self._crowded = False
-        self._worker: asyncio.Task[None] | None = None
-        self.closed = False
-
-    async def ask(self, asks: Sequence[Ask]) -> list[Any]:
-        """Ask, and await the answers; over a new connection if the old one is lost."""
-        engine = self._engine
-        data = pack(asks)
-        for left in reversed(range(TRIES)):
-            try:
-                wire = self._wire
-                if wire is None or wire.closed:
-                    wire = await self._connected()
-                if engine.clock.stale:
-                    asked = time.monotonic()
-                    engine.clock.set(asked, (await wire.ask(pack([Ask(0, (b"TIME",))]), 1))[0])
-                replies = await wire.ask(data, len(asks))
-                unknown = [index for index, reply in enumerate(replies) if is_unknown(reply)]
-                if unknown:
-                    again = pack([asks[index] for index in unknown], whole=True)
-                    for index, reply in zip(unknown, await wire.ask(again, len(unknown)), strict=True):
-                        replies[index] = reply
-                break
-            except LOST as error:
-                if not left:
-                    raise lost(error, engine.target.label) from None
-        return [engine._checked(reply) for reply in replies]  # noqa: SLF001 - its own line
-
-    async def gather(self, steps: Sequence[Step], ground: Ground) -> list[Any]:
-        """Apply steps together with whatever else is asked for while the one before is under way."""
-        if not self._busy:
-            self._busy = True
-            try:
-                if self._crowded:  # the others who were answered together will ask again together
-                    await asyncio.sleep(0)
-                if not self._gathered:
-                    return await self._engine.await_flow(apply(steps, ground))
-                mine: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-                self._gathered.append((steps, mine))
-                await self._work(ground)
-                return await mine
-            finally:
-                self._busy = False
-                self._hand_over(ground)
-        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._gathered.append((steps, future))
-        return await future
-
-    def _hand_over(self, ground: Ground) -> None:
-        """Let a task of its own go on with what has gathered."""
-        self._crowded = bool(self._gathered)
-        if self._gathered:
-            self._busy = True
-            self._worker = asyncio.create_task(self._keep_working(ground))
-
-    async def _keep_working(self, ground: Ground) -> None:
-        try:
-            while self._gathered:
-                await self._work(ground)
-                await asyncio.sleep(0)
-        finally:
-            self._busy = False
-
-    async def _work(self, ground: Ground) -> None:
-        """Apply what has gathered in one go; if that fails, each alone, so that only the guilty one fails."""
-        taken, self._gathered = self._gathered, []
-        try:
-            answers = await self._engine.await_flow(apply([step for steps, _ in taken for step in steps], ground))
-        except StoreError as error:
-            fail(taken, error)
-        except asyncio.CancelledError:
-            self._gathered = taken + self._gathered
-            raise
-        except Exception:  # noqa: BLE001 - each gets its own
-            for steps, future in taken:
-                await self._alone(steps, future, ground)
-        else:
-            deliver(taken, answers)
-
-    async def _alone(self, steps: Sequence[Step], future: asyncio.Future[list[Any]], ground: Ground) -> None:
-        try:
-            answers = await self._engine.await_flow(apply(steps, ground))
-        except Exception as error:  # noqa: BLE001 - it is handed to the caller
-            fail([(steps, future)], error)
-        else:
-            deliver([(steps, future)], answers)
-
-    async def _connected(self) -> Wire:
-        async with self._opening:
-            if self._wire is None or self._wire.closed:
-                wire = Wire(float(self._engine.target.options["socket_timeout"]))
-                await wire.open(self._connection())
-                self._wire = wire
-            return self._wire
-
-    def _connection(self) -> awaited.AbstractConnection:
-        options = {**self._engine.target.options, "retry": AwaitedRetry(NoBackoff(), 0)}
-        kind = awaited.UnixDomainSocketConnection if "path" in options else awaited.Connection
-        if options.pop("ssl", False):
-            kind = awaited.SSLConnection
-        return kind(**options)
-
-    # ── listening ─────────────────────────────────────────────────────────────────────────────────
-
-    def listen(self, channel: bytes, voice: bytes, hear: Callable[[], None]) -> None:
-        """See to it that messages are heard from now on."""
-        if self._listening is None or self._listening.done():
-            if self._ear is None and not self.closed:
-                self._listening = asyncio.create_task(self._listen(channel, voice, hear))
-
-    async def _listen(self, channel: bytes, voice: bytes, hear: Callable[[], None]) -> None:
-        """Subscribe, and again after a loss, until it works or the line closes; waiting polls meanwhile."""
-        while not self.closed:
-            ear = Ear(hear, voice, self._deaf)
-            try:
-                await ear.open(self._connection(), channel)
-            except LOST:
-                await asyncio.sleep(EAR_PAUSE)
-                continue
-            self._ear = ear
-            return
-
-    def _deaf(self) -> None:
-        self._ear = None  # the next one who waits will see to it
-
-    async def close(self) -> None:
-        """Cut the connections."""
-        self.closed = True
-        if self._listening is not None:
-            self._listening.cancel()
-        for end in (self._wire, self._ear):
-            if end is not None:
-                end.close()
-        await asyncio.sleep(0)  # by then they are closed
-
-
-Request = tuple[Sequence[Step], "asyncio.Future[list[Any]]"]
-
-
-def deliver(requests: Sequence[Request], answers: Sequence[Any]) -> None:
-    """Hand answers to those who asked."""
-    first = 0
-    for steps, future in requests:
-        if not future.done():
-            future.set_result(list(answers[first : first + len(steps)]))
-        first += len(steps)
-
-
-def fail(requests: Sequence[Request], error: Exception) -> None:
-    """Raise an error where somebody awaits an answer."""
-    for _, future in requests:
-        if not future.done():
-            future.set_exception(error)
+                    await asyncio.wait_for(asyncio.wrap_future(leaving), CLOSING)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from redis.exceptions import AuthenticationError, RedisError, TimeoutError as RedisTimeout
+from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import TimeoutError as RedisTimeout
 
 from onejob.errors import SchemaMismatch, StoreError, StoreUnavailable
 

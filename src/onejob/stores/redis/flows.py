@@ -7,16 +7,17 @@ changed since its start. A wrong guess costs one more round, for the script answ
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import random
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import chain
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from onejob.errors import AdmissionBusy
-from onejob.job import TERMINAL, Changes, Job, State, Trait
+from onejob.errors import AdmissionBusy, OnejobError
+from onejob.job import TERMINAL, Changes, Job, Mark, State, Trait, View
 from onejob.lifecycle import mature, start
 from onejob.stores.book import Book
 from onejob.stores.contract import Lease, Step
@@ -27,7 +28,8 @@ from onejob.stores.redis.records import REVISION, Seen, read_job, read_mark, wri
 T = TypeVar("T")
 
 WRITTEN, BEFORE, FULL = 1, 2, 3  # what `swap` answers, besides what is there
-GROUPS = 250  # in one script at most: the server does nothing else meanwhile
+FIRST, AGAIN = b"0", b"1"  # whether a script was sent before
+GROUPS = 100  # in one script at most: the server does nothing else meanwhile
 MATURED_AT_ONCE = 1000
 CLAIM = timedelta(seconds=5)  # how long a job is set aside for one who decides whether to start it
 REMEMBERED = 10_000  # runs whose last sight is kept, to guess by
@@ -39,12 +41,18 @@ class Ask(NamedTuple):
     """One question to a bucket: a script by name, or a plain command."""
 
     bucket: int
-    words: Sequence[Any]
+    words: list[Any] | tuple[Any, ...]
     script: str | None = None
     keys: Sequence[bytes] = ()
 
+    def again(self) -> Ask:
+        """Make the same question, for when nobody knows whether it came through."""
+        return (
+            self._replace(words=[*self.words[:2], AGAIN, *self.words[3:]]) if self.script == "swap" else self
+        )
 
-Flow = Generator[list[Ask], list[Any], T]
+
+Flow = Generator[Iterable[Ask], list[Any], T]
 Clock = Callable[[], datetime]
 
 
@@ -89,13 +97,22 @@ def framed(text: bytes | None) -> bytes:
 def read_sight(place: Bucket, reply: Sequence[Any]) -> Sight:
     """Read what the script has shown."""
     records, held, holder, following, successor, mark, marked = reply
-    names = (name and name.decode() for name in (held, following))
-    sight = Sight({}, *names, mark, place, actual=True)
+    first, second = (name and name.decode() for name in (held, following))
+    sight = Sight({}, first, second, mark, place, actual=True)
     for record in (*records, holder, successor, marked):
         if record is not None:
             seen = read_job(record)
             sight.jobs.setdefault(seen.job.id, seen)
     return sight
+
+
+NOTHING = Sight()  # never changed: what a request guesses
+UNSEEN = (b"", b"----", b"-----")  # what the script writes where nothing is, by how much is shown
+
+
+def new_revision() -> bytes:
+    """Make a revision that no other write has."""
+    return random.getrandbits(8 * REVISION).to_bytes(REVISION, "big")
 
 
 class Memory:
@@ -129,7 +146,7 @@ class Ground:
         self.clock = clock
         self.patience = patience  # seconds in which a step must win its race
         self.channel = f"{prefix}:bell".encode()
-        self.voice = os.urandom(8)
+        self.voice = random.randbytes(8)  # noqa: S311 - a label
         self.memory = Memory()
 
     def home(self, token: bytes | str) -> Bucket:
@@ -150,7 +167,7 @@ class Group:
         self.ids: list[str] = []
         self.steps: list[tuple[int, Step]] = []
         self.depth = 0
-        self.sight = Sight()
+        self.sight = NOTHING
         self.limits: list[Any] = []  # counter, limit, what is to be added, and so on
         self.answers: list[Any] = []
 
@@ -168,11 +185,15 @@ class Group:
             self.sight = sight
         else:
             actual = self.sight.actual and sight.actual
-            self.sight = Sight(self.sight.jobs | sight.jobs, sight.held, sight.next, sight.mark, sight.place, actual)
+            self.sight = Sight(
+                self.sight.jobs | sight.jobs, sight.held, sight.next, sight.mark, sight.place, actual
+            )
 
     def expected(self) -> bytes:
         """Write what is expected to be there, as the script writes what is."""
         sight = self.sight
+        if sight is NOTHING:
+            return UNSEEN[self.depth if self.key is not None else 0]
         parts = [sight.revision(job_id) for job_id in self.ids]
         if self.depth > 0 and self.key is not None:
             parts += [sight.pointer(sight.held), sight.pointer(sight.next)]
@@ -185,28 +206,63 @@ class Plan(NamedTuple):
     """What deciding a group has come to: what to write, and what there will then be to see."""
 
     place: Bucket
-    fresh: list[str]
-    commands: list[list[Any]]
-    after: Sight
-    revision: bytes
-    rings: bool
+    fresh: Sequence[str] = ()
+    commands: Sequence[list[Any]] = ()
+    after: Sight | None = None
+    revision: bytes = b""
+    rings: bool = False
 
 
 def decide(group: Group, ground: Ground, now: datetime) -> Plan:
     """Run a group's steps on what was seen, and compare what comes out."""
-    book = group.sight.book()
-    group.answers = [book.run(step, now, forget) for _, step in group.steps]
+    if group.sight is NOTHING and len(group.steps) == 1:
+        return hope(group, ground, now)
+    return decide_on(group, group.sight.book(), ground, now)
+
+
+def hope(group: Group, ground: Ground, now: datetime) -> Plan:
+    """Decide a request as if nobody stood for its key, the shortest way."""
+    try:
+        changes = group.steps[0][1].act(View(now))
+    except OnejobError as refusal:
+        changes = Changes(refusal)
+    if len(changes.inserts) != 1 or changes.updates or changes.deletes:
+        return decide_on(group, Book(), ground, now)
+    [job] = changes.inserts
+    group.answers = [changes.answer]
+    place = ground.home(job.key or job.id)
+    return Plan(place, [job.id], insertion(job, changes.mark, place), rings=job.state in RINGING)
+
+
+def insertion(job: Job, mark: Mark | None, place: Bucket) -> list[list[Any]]:
+    """Write a job where nothing is."""
+    commands: list[list[Any]] = [["HSET", place.jobs, job.id, write_job(job, new_revision())]]
+    if job.held_key is not None:
+        commands.append(["HSET", place.held, job.held_key, job.id])
+    if job.next_key is not None:
+        commands.append(["HSET", place.next, job.next_key, job.id])
+    if mark is not None and mark.job:
+        commands.append(["HSET", place.marks, mark.key, write_mark(mark)])
+    commands += [
+        ["ZADD", name, score, member] for (name, member), score in layout.entries(place, job).items()
+    ]
+    commands += [["HINCRBY", name, counter, b"1"] for name, counter in layout.counters(place, job)]
+    return commands
+
+
+def decide_on(group: Group, book: Book, ground: Ground, now: datetime) -> Plan:
+    """Run a group's steps on a book, and compare what comes out."""
+    changes: list[Changes] = []
+    group.answers = [book.run(step, now, changes.append) for _, step in group.steps]
     place = group.sight.place or ground.home(group.key or next(iter(book.jobs), ""))
-    return compare(group, book, place)
-
-
-def forget(_changes: Changes) -> None:
-    """Record nothing: what has changed is seen in the book."""
+    if any(one.updates or one.inserts or one.deletes or one.mark for one in changes):
+        return compare(group, book, place)
+    return Plan(place)
 
 
 def compare(group: Group, book: Book, place: Bucket) -> Plan:
     """Collect what must be written to get from what was seen to what is in the book."""
-    sight, revision = group.sight, os.urandom(REVISION)
+    sight, revision = group.sight, new_revision()
     after = Sight(sight.jobs, sight.held, sight.next, sight.mark, place)
     changed = [job for job in book.jobs.values() if not _same(sight.jobs.get(job.id), job)]
     gone = [seen.job for seen in sight.jobs.values() if seen.job.id not in book.jobs]
@@ -270,6 +326,11 @@ def moves(shift: Shift) -> list[list[Any]]:
 
 def apply(steps: Sequence[Step], ground: Ground) -> Flow[list[Any]]:
     """Decide steps in order and write what they change; steps on one key or job are one group."""
+    if len(steps) == 1 and steps[0].job_id is None:
+        group = Group(steps[0].key)
+        group.add(0, steps[0])
+        yield from commit([group], ground)
+        return group.answers
     groups = yield from arrange(steps, ground)
     yield from commit(groups, ground)
     answers: list[Any] = [None] * len(steps)
@@ -299,42 +360,84 @@ def arrange(steps: Sequence[Step], ground: Ground) -> Flow[list[Group]]:
 
 def look_up(ids: Sequence[str], ground: Ground) -> Flow[dict[str, Sight]]:
     """See jobs and who stands for their keys; one that is not where its id says is looked for everywhere."""
-    found: dict[str, Sight] = {}
-    for job_id, sight in (yield from look_in([(ground.home(job_id), job_id) for job_id in ids], ground)):
-        found[job_id] = sight
+    found = dict((yield from look_in([(ground.home(job_id), job_id) for job_id in ids], ground)))
     astray = [job_id for job_id, sight in found.items() if job_id not in sight.jobs]
     if astray and len(ground.buckets) > 1:
         everywhere = [(place, job_id) for job_id in astray for place in ground.buckets]
-        for job_id, sight in (yield from look_in(everywhere, ground)):
-            if job_id in sight.jobs:
-                found[job_id] = sight
+        shown = yield from look_in(everywhere, ground)
+        found |= {job_id: sight for job_id, sight in shown if job_id in sight.jobs}
     return found
 
 
 def look_in(wanted: Sequence[tuple[Bucket, str]], ground: Ground) -> Flow[list[tuple[str, Sight]]]:
     """See jobs in the buckets that are named."""
-    replies = yield from swap([Part(place, ids=[job_id]) for place, job_id in wanted], ground)
+    found: list[tuple[str, Sight]] = []
+    asks = []
+    for place in ground.buckets:
+        ids = [job_id for home, job_id in wanted if home is place]
+        found += [(job_id, Sight(place=place)) for job_id in ids]
+        for first in range(0, len(ids), GROUPS):
+            script = Script(place, ground)
+            for job_id in ids[first : first + GROUPS]:
+                script.look(job_id, b"")
+            asks.append(script.ask())
+    replies = yield asks
+    shown = [answer for reply in replies for answer in reply]
     return [
-        (job_id, read_sight(place, reply)) for (place, job_id), reply in zip(wanted, replies, strict=True)
+        (job_id, read_sight(sight.place, reply))
+        for (job_id, sight), reply in zip(found, shown, strict=True)
+        if sight.place is not None
     ]
 
 
 def commit(groups: Sequence[Group], ground: Ground) -> Flow[None]:
     """Decide and write groups until each has been written as it was decided, or patience ends."""
-    left, ends = list(groups), monotonic() + ground.patience
+    left, ends = groups, monotonic() + ground.patience
     while left:
-        now = ground.clock()
-        plans = [(group, decide(group, ground, now)) for group in left]
-        plans = [(group, plan) for group, plan in plans if plan.commands or not group.sight.actual]
-        replies = yield from send(plans, ground)
+        sent: list[tuple[Group, Plan]] = []
+        asks = scripts(left, ground, sent)
+        if (first := next(asks, None)) is None:
+            return
+        replies = yield chain((first,), asks)
+        answers = (answer for reply in replies for answer in reply)
         left = [
             group
-            for (group, plan), reply in zip(plans, replies, strict=True)
-            if not settled(group, plan, reply, ground)
+            for (group, plan), answer in zip(sent, answers, strict=True)
+            if not settled(group, plan, answer, ground)
         ]
         if left and monotonic() > ends:
             give_up(left)
             return
+
+
+def scripts(groups: Sequence[Group], ground: Ground, sent: list[tuple[Group, Plan]]) -> Iterator[Ask]:
+    """Decide groups and tell the script, a part at a time: the server writes one while we decide the next."""
+    now = ground.clock()
+    for some in partitioned(groups, ground):
+        plans = [(group, decide(group, ground, now)) for group in some]
+        script = None
+        for group, plan in plans:
+            if plan.commands or not group.sight.actual:
+                sent.append((group, plan))
+                script = script or Script(plan.place, ground)
+                script.add(group, plan)
+        if script is not None:
+            yield script.ask()
+
+
+def partitioned(groups: Sequence[Group], ground: Ground) -> Iterator[Sequence[Group]]:
+    """Part groups into what one script takes: some of one bucket."""
+    if len(ground.buckets) == 1:
+        shares = [groups]
+    else:
+        homes: dict[Any, list[Group]] = {}
+        for group in groups:  # a job without a key is placed by the id that it will have, so it goes alone
+            place = group.sight.place or (group.key and ground.home(group.key))
+            homes.setdefault(place or group, []).append(group)
+        shares = list(homes.values())
+    for share in shares:
+        for first in range(0, len(share), GROUPS):
+            yield share[first : first + GROUPS]
 
 
 def settled(group: Group, plan: Plan, reply: Any, ground: Ground) -> bool:
@@ -345,11 +448,16 @@ def settled(group: Group, plan: Plan, reply: Any, ground: Ground) -> bool:
     if reply not in {WRITTEN, BEFORE} if isinstance(reply, int) else not was_ours(plan, reply):
         group.sight = read_sight(plan.place, reply)
         return False
-    for job_id in group.ids:
-        seen = plan.after.jobs.get(job_id)
-        if seen is not None and seen.job.state is State.ACTIVE:
-            ground.memory.keep(job_id, plan.after)
+    remember(group, plan.after or group.sight, ground)
     return True
+
+
+def remember(group: Group, after: Sight, ground: Ground) -> None:
+    """Keep what is now to be seen of jobs that run, for whoever takes the next step on them."""
+    for job_id in group.ids:
+        seen = after.jobs.get(job_id)
+        if seen is not None and seen.job.state is State.ACTIVE:
+            ground.memory.keep(job_id, after)
 
 
 def was_ours(plan: Plan, reply: Sequence[Any]) -> bool:
@@ -365,67 +473,37 @@ def give_up(groups: Iterable[Group]) -> None:
         group.answers = [busy for _ in group.steps]
 
 
-def send(plans: Sequence[tuple[Group, Plan]], ground: Ground) -> Flow[list[Any]]:
-    """Let the script write plans, if what they rely on is still so."""
-    parts = [
-        Part(
-            plan.place,
-            group.ids,
-            group.key or b"",
-            group.depth,
-            group.expected(),
-            plan.fresh,
-            group.limits,
-            plan.commands,
-            plan.rings,
-        )
-        for group, plan in plans
-    ]
-    return (yield from swap(parts, ground))
+class Script:
+    """A call of `swap` in the making: every key that it touches is named once, and then known by number."""
 
+    __slots__ = ("_numbers", "_place", "_words")
 
-class Part(NamedTuple):
-    """One group as the script gets it; without what is expected it is only looked at."""
+    def __init__(self, place: Bucket, ground: Ground) -> None:
+        self._place = place
+        self._numbers = dict(place.numbers)
+        self._words: list[Any] = [ground.channel, ground.voice, FIRST]
 
-    place: Bucket
-    ids: Sequence[str] = ()
-    key: bytes = b""
-    depth: int = 2
-    expected: bytes = b"?"
-    fresh: Sequence[str] = ()
-    limits: Sequence[Any] = ()
-    commands: Sequence[list[Any]] = ()
-    rings: bool = False
+    def add(self, group: Group, plan: Plan) -> None:
+        """Write a plan, if what it relies on is still so."""
+        commands: list[Any] = []
+        numbers = self._numbers
+        for command in plan.commands:
+            name = command[1]
+            number = numbers.get(name) or numbers.setdefault(name, len(numbers) + 1)
+            commands += (len(command), command[0], number, *command[2:])
+        ids, fresh, limits = group.ids, plan.fresh, group.limits
+        self._words += (group.key or b"", group.depth, group.expected())
+        self._words += (len(ids), len(fresh), len(limits), len(commands), b"1" if plan.rings else b"0")
+        self._words += (*ids, *fresh, *limits, *commands)
 
+    def look(self, job_id: str, key: bytes) -> None:
+        """Show a job, or a key, and who stands for it."""
+        ids = (job_id,) if job_id else ()
+        self._words += (key, 2, b"?", len(ids), 0, 0, 0, b"0", *ids)
 
-def swap(parts: Sequence[Part], ground: Ground) -> Flow[list[Any]]:
-    """Hand parts to the script, those of one bucket together; answer in their order."""
-    positions: dict[Bucket, list[int]] = {}
-    for position, part in enumerate(parts):
-        positions.setdefault(part.place, []).append(position)
-    order = [
-        own[first : first + GROUPS] for own in positions.values() for first in range(0, len(own), GROUPS)
-    ]
-    replies = yield [swap_ask([parts[position] for position in some], ground) for some in order]
-    answers: list[Any] = [None] * len(parts)
-    for some, reply in zip(order, replies, strict=True):
-        for position, answer in zip(some, reply, strict=True):
-            answers[position] = answer
-    return answers
-
-
-def swap_ask(parts: Sequence[Part], ground: Ground) -> Ask:
-    """Name every key that parts touch, and let their commands refer to it by number."""
-    place = parts[0].place
-    numbers = {name: number for number, name in enumerate(place.fixed, 1)}
-    words: list[Any] = [ground.channel, ground.voice]
-    for part in parts:
-        words += [len(part.ids), *part.ids, part.key, part.depth, part.expected, len(part.fresh), *part.fresh]
-        words += [len(part.limits), *part.limits, len(part.commands)]
-        for command, name, *rest in part.commands:
-            words += [len(rest) + 2, command, numbers.setdefault(name, len(numbers) + 1), *rest]
-        words.append(b"1" if part.rings else b"0")
-    return Ask(place.number, words, "swap", list(numbers))
+    def ask(self) -> Ask:
+        """Make the question."""
+        return Ask(self._place.number, self._words, "swap", list(self._numbers))
 
 
 # ── leasing ───────────────────────────────────────────────────────────────────────────────────────
@@ -464,7 +542,9 @@ def claim(
 ) -> Flow[tuple[list[str], list[Claim]]]:
     """Set the best available jobs aside, or tell which must be made available first."""
     rest = wanted.total - len(started)
-    rooms = {queue: most - sum(job.queue == queue for job in started) for queue, most in wanted.queues.items()}
+    rooms = {
+        queue: most - sum(job.queue == queue for job in started) for queue, most in wanted.queues.items()
+    }
     rooms = {queue: room for queue, room in rooms.items() if room > 0}
     asks = [claim_ask(place, wanted, rooms, (rest, ripen), ground) for place in ground.buckets]
     replies = yield asks
@@ -477,7 +557,7 @@ def claim(
     ]
     if len(ground.buckets) > 1:
         claims.sort(key=lambda one: one.member)
-        yield from let_go(claims if ripe else claims[rest:], ground)
+        yield from let_go(claims if ripe else claims[rest:])
     return ripe, [] if ripe else claims[:rest]
 
 
@@ -486,7 +566,11 @@ def claim_ask(
 ) -> Ask:
     """Ask one bucket for its best available jobs."""
     now, tasks = ground.clock(), sorted(wanted.tasks)
-    keys = [*place.fixed, *(place.due(wanted.namespace, queue, task) for queue in rooms for task in tasks)]
+    keys = [
+        *place.fixed,
+        place.timed,
+        *(place.due(wanted.namespace, queue, task) for queue in rooms for task in tasks),
+    ]
     words: list[Any] = [micros(now), micros(now + CLAIM), *most]
     for queue, room in rooms.items():
         limit = wanted.limits.get(queue, "")
@@ -502,7 +586,7 @@ def read_claim(ask: Ask, place: Bucket, answer: Sequence[Any]) -> Claim:
     return Claim(ask.keys[index - 1], member, next(iter(sight.jobs.values())).job, sight)
 
 
-def let_go(claims: Sequence[Claim], ground: Ground) -> Flow[None]:
+def let_go(claims: Sequence[Claim]) -> Flow[None]:
     """Give claimed jobs back to whoever asks next."""
     asks = [
         Ask(one.sight.place.number, ("ZADD", one.name, "XX", 0, one.member))
@@ -533,7 +617,7 @@ def begin(claims: Sequence[Claim], wanted: Lease, ground: Ground) -> Flow[tuple[
     }
     begun = [answer for _, answer in sorted(answers.items()) if isinstance(answer, Job)]
     left = [one for position, one in enumerate(claims) if not isinstance(answers.get(position), Job)]
-    yield from let_go(left, ground)
+    yield from let_go(left)
     return begun, bool(left)
 
 
@@ -554,6 +638,10 @@ def first_to_let_go(claims: Sequence[Claim], steps: Sequence[Step], now: datetim
             if book.run(steps[position], now, forget) is None or len(book.nexts) < waiting:
                 return position
     return len(claims) - 1
+
+
+def forget(_changes: Changes) -> None:
+    """Record nothing: this is only a look ahead."""
 
 
 def may_let_go(job: Job) -> bool:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from onejob.errors import OnejobError, SchemaMismatch, StoreError, StoreUnavailable
+from onejob.errors import SchemaMismatch, StoreError, StoreUnavailable
 from onejob.stores.contract import Finding, Guarantees, Schema
 from onejob.stores.redis import reading
 from onejob.stores.redis.engine import Engine
@@ -14,21 +14,27 @@ from onejob.stores.redis.flows import Ask, Flow, Ground
 from onejob.stores.redis.layout import VERSION
 
 OLDEST = (6, 2)
+UNREACHABLE = "See that the server runs, and that the URL names it."
 FAILOVER = "failover to a replica: acknowledged jobs may be lost there, and their keys be granted again"
 
 
-def inspect(engine: Engine) -> dict[str, str]:
-    """Read what the server tells about itself."""
-    [text] = engine.ask([Ask(0, ("INFO",))])
+def inspect_all(engine: Engine) -> list[dict[str, str]]:
+    """Read what every server that has jobs of ours tells about itself."""
+    return [inspect(engine, bucket) for bucket in engine.nodes.each.values()]
+
+
+def inspect(engine: Engine, bucket: int = 0) -> dict[str, str]:
+    """Read what a server tells about itself."""
+    [text] = engine.ask([Ask(bucket, ("INFO",))])
     lines = (line.partition(":") for line in text.decode(errors="replace").splitlines() if ":" in line)
     facts = {name: value for name, _, value in lines}
-    return facts | settings(engine)
+    return facts | settings(engine, bucket)
 
 
-def settings(engine: Engine) -> dict[str, str]:
+def settings(engine: Engine, bucket: int) -> dict[str, str]:
     """Read how it is set, where that may be asked: hosted servers forbid it."""
     try:
-        [pairs] = engine.ask([Ask(0, ("CONFIG", "GET", "appendfsync"))])
+        [pairs] = engine.ask([Ask(bucket, ("CONFIG", "GET", "appendfsync"))])
     except StoreUnavailable:
         raise
     except StoreError:
@@ -55,9 +61,13 @@ def durability(facts: Mapping[str, str]) -> str:
         case "always":
             return "survives power loss (appendonly, appendfsync always)"
         case "no":
-            return "survives kill -9 of the server; power loss takes what was not yet written (appendfsync no)"
+            return (
+                "survives kill -9 of the server; power loss takes what was not yet written (appendfsync no)"
+            )
         case _:
-            return "survives kill -9 of the server; power loss may take the last second (appendfsync everysec)"
+            return (
+                "survives kill -9 of the server; power loss may take the last second (appendfsync everysec)"
+            )
 
 
 # ── opening ───────────────────────────────────────────────────────────────────────────────────────
@@ -65,9 +75,9 @@ def durability(facts: Mapping[str, str]) -> str:
 
 def prepare(engine: Engine, ground: Ground) -> None:
     """Refuse a server that would lose or mix jobs, and write down how they are laid out."""
-    facts = inspect(engine)
-    if refused := unfit(facts):
-        raise StoreError(f"{engine.target.label}: {refused.message} {refused.advice}")
+    for facts in inspect_all(engine):
+        if refused := unfit(facts):
+            raise StoreError(f"{engine.target.label}: {refused.message} {refused.advice}")
     label, found = engine.target.label, read_meta(engine, ground)
     if not found:
         name = meta(ground)
@@ -99,7 +109,7 @@ def unfit(facts: Mapping[str, str]) -> Finding | None:
 
 def meta(ground: Ground) -> bytes:
     """Name the hash that says how jobs are laid out."""
-    return ground.prefix.encode() + b":meta"
+    return ground.buckets[0].tag + b"meta"
 
 
 def read_meta(engine: Engine, ground: Ground) -> dict[str, int]:
@@ -121,24 +131,20 @@ def schema(engine: Engine, ground: Ground) -> Schema:
 
 def examine(engine: Engine, ground: Ground) -> list[Finding]:
     """Look at everything that can be seen without writing."""
-    try:
-        facts = inspect(engine)
-        findings = [server(facts), eviction(facts), append_only(facts), role(facts), clock(engine)]
-        return [*findings, layout(engine, ground), engine.run(orphans(ground))]
-    except OnejobError as error:
-        return [Finding("server", "fail", str(error), "See that the server runs and that the URL names it.")]
+    findings = [clock(engine), layout(engine, ground), engine.run(orphans(ground))]
+    for facts in inspect_all(engine):
+        findings += [server(facts), eviction(facts), append_only(facts), role(facts)]
+    return findings
 
 
 def server(facts: Mapping[str, str]) -> Finding:
     """Name the server."""
-    name, version = ("Valkey", facts["valkey_version"]) if "valkey_version" in facts else (
-        "Redis",
-        facts.get("redis_version", "of unknown version"),
-    )
+    valkey = facts.get("valkey_version")
+    name = f"Valkey {valkey}" if valkey else f"Redis {facts.get('redis_version', 'of unknown version')}"
     wrong = unfit(facts)
     if wrong is not None and wrong.check == "server":
         return wrong
-    return Finding("server", "ok", f"{name} {version}.")
+    return Finding("server", "ok", f"{name}.")
 
 
 def eviction(facts: Mapping[str, str]) -> Finding:
@@ -148,7 +154,9 @@ def eviction(facts: Mapping[str, str]) -> Finding:
     if wrong is not None and wrong.check == "eviction":
         return wrong
     if policy == "noeviction":
-        return Finding("eviction", "ok", "maxmemory-policy noeviction: a full memory refuses, and forgets nothing.")
+        return Finding(
+            "eviction", "ok", "maxmemory-policy noeviction: a full memory refuses, and forgets nothing."
+        )
     message = f"maxmemory-policy {policy} spares our keys, which never expire, as long as nobody changes it."
     return Finding("eviction", "warn", message, "Set maxmemory-policy noeviction.")
 
@@ -168,7 +176,9 @@ def role(facts: Mapping[str, str]) -> Finding:
     """Tell whether this is the server that can be written."""
     if facts.get("role") == "slave":
         primary = f"{facts.get('master_host')}:{facts.get('master_port')}"
-        return Finding("role", "fail", "It is a replica, which cannot be written.", f"Name its primary, {primary}.")
+        return Finding(
+            "role", "fail", "It is a replica, which cannot be written.", f"Name its primary, {primary}."
+        )
     replicas = facts.get("connected_slaves", "0")
     return Finding("role", "ok", f"It is a primary with {replicas} replicas; not promised: {FAILOVER}.")
 
@@ -180,7 +190,9 @@ def clock(engine: Engine) -> Finding:
     apart = int(answer[0]) + int(answer[1]) / 1e6 - (asked + time.time()) / 2
     message = f"The server's clock, which rules, is {apart:+.3f} s from this machine's."
     if abs(apart) > 1:
-        return Finding("clock", "warn", message, "Let both follow a time service: what you schedule is read here.")
+        return Finding(
+            "clock", "warn", message, "Let both follow a time service: what you schedule is read here."
+        )
     return Finding("clock", "ok", message)
 
 
@@ -188,7 +200,9 @@ def layout(engine: Engine, ground: Ground) -> Finding:
     """Compare the layout with the one that this onejob knows."""
     found = read_meta(engine, ground)
     if not found:
-        return Finding("schema", "warn", "There are no jobs of onejob yet.", "The first use of the app makes them.")
+        return Finding(
+            "schema", "warn", "There are no jobs of onejob yet.", "The first use of the app makes them."
+        )
     if found["version"] > VERSION:
         message = f"The layout has version {found['version']}, newer than {VERSION}, which this onejob knows."
         return Finding("schema", "fail", message, "Upgrade onejob.")
@@ -206,7 +220,9 @@ def orphans(ground: Ground) -> Flow[Finding]:
         for name, field in ((place.held, "held_key"), (place.next, "next_key")):
             pointers = yield from reading.scan(place, name)
             jobs = yield from reading.fetch([(place, job_id) for job_id in pointers.values()])
-            wrong += [key.hex() for key, job in zip(pointers, jobs, strict=True) if _points(job, field) != key]
+            wrong += [
+                key.hex() for key, job in zip(pointers, jobs, strict=True) if _points(job, field) != key
+            ]
     if not wrong:
         return Finding("orphans", "ok", "Every hold belongs to a job that is there.")
     message = f"{len(wrong)} holds belong to no job, the first of key {wrong[0]}."

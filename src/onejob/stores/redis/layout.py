@@ -28,7 +28,7 @@ Entries = dict[tuple[bytes, bytes], bytes]
 
 
 class Bucket:
-    """The keys of one bucket: hashes first, then sorted sets; scripts get the fixed ones in this order."""
+    """The keys of one bucket. Scripts get the fixed ones, all hashes, then the sorted sets they need."""
 
     __slots__ = (
         "_names",
@@ -43,6 +43,7 @@ class Bucket:
         "marks",
         "next",
         "number",
+        "numbers",
         "tag",
         "timed",
     )
@@ -60,8 +61,8 @@ class Bucket:
         self.chains = self.tag + b"chains"  # chain and id of a continuation, in order
         self.timed = self.tag + b"timed"  # id by run time
         self.leased = self.tag + b"leased"  # id by the end of its lease
-        hashes = (self.jobs, self.held, self.next, self.marks, self.counts, self.active)
-        self.fixed = (*hashes, self.keyed, self.chains, self.timed, self.leased)
+        self.fixed = (self.jobs, self.held, self.next, self.marks, self.active, self.counts)
+        self.numbers = {name: number for number, name in enumerate(self.fixed, 1)}
         self._names: dict[tuple[str, ...], bytes] = {}
 
     def beside(self, *names: str) -> bytes:

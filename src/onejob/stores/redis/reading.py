@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from onejob.job import EPOCH, INCOMPLETE, TERMINAL, Job, State, View
+from onejob.job import EPOCH, INCOMPLETE, TERMINAL, Changes, Job, State, View
 from onejob.stores.contract import Counts, Filter, Step, Tally
-from onejob.stores.redis.flows import Ask, Flow, Ground, Part, forget, read_sight, swap
+from onejob.stores.redis.flows import Ask, Flow, Ground, Script, read_sight
 from onejob.stores.redis.layout import Bucket, frame, micros
 from onejob.stores.redis.records import read_job
 
@@ -23,8 +23,14 @@ Names = list[tuple[Bucket, bytes]]
 def look(key: bytes, ground: Ground) -> Flow[View]:
     """Show who stands for a key."""
     place = ground.home(key)
-    [reply] = yield from swap([Part(place, key=key)], ground)
-    return read_sight(place, reply).book().view(Step(forget, key=key), ground.clock())  # type: ignore[arg-type]
+    script = Script(place, ground)
+    script.look("", key)
+    [[reply]] = yield [script.ask()]
+    return read_sight(place, reply).book().view(Step(_nothing, key=key), ground.clock())
+
+
+def _nothing(_view: View) -> Changes:
+    return Changes()
 
 
 def get(ids: Sequence[str], ground: Ground) -> Flow[list[Job | None]]:
@@ -282,7 +288,9 @@ def waiting_behind(namespace: str, ground: Ground) -> Flow[int]:
     for place in ground.buckets:
         pointers = yield from scan(place, place.next)
         jobs = yield from fetch([(place, job_id) for job_id in pointers.values()])
-        keys = [job.next_key for job in jobs if job is not None and job.namespace == namespace and job.next_key]
+        keys = [
+            job.next_key for job in jobs if job is not None and job.namespace == namespace and job.next_key
+        ]
         if keys:
             [held] = yield [Ask(place.number, ("HMGET", place.held, *keys))]
             holders = yield from fetch([(place, job_id) for job_id in held if job_id is not None])
@@ -293,7 +301,8 @@ def waiting_behind(namespace: str, ground: Ground) -> Flow[int]:
 def next_due(namespace: str, ground: Ground) -> Flow[datetime | None]:
     """Tell when the next timed job is due."""
     replies = yield [
-        Ask(place.number, ("ZRANGE", place.awaited(namespace), 0, 0, "WITHSCORES")) for place in ground.buckets
+        Ask(place.number, ("ZRANGE", place.awaited(namespace), 0, 0, "WITHSCORES"))
+        for place in ground.buckets
     ]
     times = [int(reply[1]) for reply in replies if reply]
     return EPOCH + timedelta(microseconds=min(times)) if times else None
@@ -317,16 +326,22 @@ def tallies(namespace: str, ground: Ground) -> Flow[list[Tally]]:
     """Read the counters of absorbed requests."""
     place = ground.buckets[0]
     number, at = yield [
-        Ask(place.number, ("HGETALL", name)) for name in (place.tallies(namespace), place.tallied_at(namespace))
+        Ask(place.number, ("HGETALL", name))
+        for name in (place.tallies(namespace), place.tallied_at(namespace))
     ]
     times = dict(pairs(at))
     return sorted(
         (
-            Tally(namespace, *msgspec.json.decode(name), int(count), _instant(times.get(name)))
+            _tally(namespace, msgspec.json.decode(name), int(count), times.get(name))
             for name, count in pairs(number)
         ),
         key=lambda one: (one.task, one.outcome, one.job_id),
     )
+
+
+def _tally(namespace: str, names: Sequence[str], count: int, at: bytes | None) -> Tally:
+    task, outcome, job_id = names
+    return Tally(namespace, task, outcome, job_id, count, _instant(at))
 
 
 def _instant(text: bytes | None) -> datetime | None:

@@ -62,9 +62,7 @@ Fields = tuple[
 
 _encode = msgspec.msgpack.Encoder().encode
 _fields = msgspec.msgpack.Decoder(Fields).decode
-_mark = msgspec.msgpack.Decoder(
-    tuple[bytes, int | None, str, bool, datetime, int | None, str | None]
-).decode
+_mark = msgspec.msgpack.Decoder(tuple[bytes, int | None, str, bool, datetime, int | None, str | None]).decode
 
 
 class Seen(NamedTuple):

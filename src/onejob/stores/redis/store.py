@@ -7,12 +7,13 @@ so. A step is thus atomic, and a lost race costs one more round, never an answer
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from onejob.errors import ForeignConnection
+from onejob.errors import ForeignConnection, OnejobError
 from onejob.forks import generation
 from onejob.job import Job, View
 from onejob.stores.bell import Bell
@@ -67,8 +68,7 @@ class RedisStore:
         """Run steps in scripts that they share with whoever else is waiting."""
         if not steps:
             return []
-        engine = self._engine if self._is_open() else await self._opened()
-        answers = await engine.line.gather(steps, self._ground)
+        answers = await (await self._opened()).line.apply(steps, self._ground)
         self._bell.ring()
         return answers
 
@@ -97,7 +97,7 @@ class RedisStore:
         if tallies:
             self._open().run(reading.tally(tallies, self._ground), tries=1)
 
-    def tally_within_now(self, connection: Any, tallies: Sequence[Tally]) -> None:
+    def tally_within_now(self, connection: Any, tallies: Sequence[Tally]) -> None:  # noqa: ARG002 - the contract's
         """Refuse: there is no transaction to join."""
         raise ForeignConnection(NO_TRANSACTION)
 
@@ -145,10 +145,7 @@ class RedisStore:
     # ── opening and closing ───────────────────────────────────────────────────────────────────────
 
     async def _await(self, flow: Flow[T]) -> T:
-        return await (await self._opened()).await_flow(flow)
-
-    def _is_open(self) -> bool:
-        return self._engine is not None and self._engine.generation == generation()
+        return await (await self._opened()).line.run(flow)
 
     async def _opened(self) -> Engine:
         """Give the open store; open it on another thread, so that nobody here waits for the network."""
@@ -163,14 +160,28 @@ class RedisStore:
             return engine
         with self._opening:
             if self._engine is None or self._engine.generation != generation():
-                engine = Engine(self._target, self._server_clock)
-                health.prepare(engine, self._ground)
-                self._engine = engine
+                self._engine = self._prepared()
             return self._engine
+
+    def _prepared(self) -> Engine:
+        """Connect, refuse what cannot be used, and write down how jobs are laid out."""
+        engine = self._look_only()
+        try:
+            health.prepare(engine, self._ground)
+        except BaseException:
+            engine.close_spare()
+            raise
+        return engine
+
+    def _look_only(self) -> Engine:
+        engine = Engine(self._target, self._ground, self._server_clock)
+        engine.nodes.refresh()
+        return engine
 
     def schema(self) -> Schema:
         """Tell the version of the layout, without making any."""
-        return health.schema(Engine(self._target, self._server_clock), self._ground)
+        with closing_spare(self._look_only()) as engine:
+            return health.schema(engine, self._ground)
 
     def migrate(self) -> Schema:
         """Write the layout's version down; opening does the same."""
@@ -183,7 +194,14 @@ class RedisStore:
 
     async def examine(self) -> list[Finding]:
         """Look at the server, its settings and its indexes."""
-        return await asyncio.to_thread(health.examine, Engine(self._target, self._server_clock), self._ground)
+        return await asyncio.to_thread(self._examine)
+
+    def _examine(self) -> list[Finding]:
+        try:
+            with closing_spare(self._look_only()) as engine:
+                return health.examine(engine, self._ground)
+        except OnejobError as error:
+            return [Finding("server", "fail", str(error), health.UNREACHABLE)]
 
     async def close(self) -> None:
         """Cut the connections."""
@@ -191,3 +209,12 @@ class RedisStore:
             engine, self._engine = self._engine, None
         if engine is not None and engine.generation == generation():
             await engine.close()
+
+
+@contextlib.contextmanager
+def closing_spare(engine: Engine) -> Iterator[Engine]:
+    """Use an engine for a look from this thread only."""
+    try:
+        yield engine
+    finally:
+        engine.close_spare()

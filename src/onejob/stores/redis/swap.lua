@@ -1,26 +1,21 @@
 -- Write what was decided, if what it was decided on is still so; else show what is there now.
 --
--- KEYS     the bucket's hashes and sorted sets, then further sorted sets
--- ARGV     channel · what to say on it · then one group after the other, each a step of its own, atomic by itself
+-- KEYS     the bucket's six hashes, then the sorted sets that are written
+-- ARGV     channel · what to say on it · "1" if this may have been sent before · then one group after the other,
+--          each a step of its own, atomic by itself
 --
--- A group: ids to show, after their number · key, or "" · how much of the key to show (0 nothing, 1 who stands
--- for it, 2 its mark too) · what is expected, or "?" · ids that must be new, after their number · counters, after
--- their number, each with its limit and what is to be added · commands, after their number, each as the number of
--- its words, name, number of its key and words · "1" to ring.
+-- A group: key, or "" · how much of it to show (0 nothing, 1 who stands for it, 2 its mark too) · what is expected,
+-- or "?" · number of ids to show · of ids that must be new · of words about limits · of words in commands ·
+-- "1" to ring · and then these: ids · new ids · limits, each as counter, limit and what is to be added ·
+-- commands, each as the number of its words, name, number of its key and words.
 -- Answers: 1 written · 2 it was written before · 3 over the limit · or what is there.
 
-local jobs, held, next, marks, active = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6]
-local HASHES = 6
-
-for i, name in ipairs(KEYS) do
-  local kind = redis.call('TYPE', name).ok
-  if kind ~= 'none' and kind ~= (i <= HASHES and 'hash' or 'zset') then
-    return redis.error_reply('FOREIGN ' .. name .. ' is a ' .. kind)
-  end
-end
+local KEYS, ARGV, call, sub, byte = KEYS, ARGV, redis.call, string.sub, string.byte
+local jobs, held, next, marks, active = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local HASHES, HEAD = 6, 8
 
 local function revision(record)
-  return record and string.sub(record, 1, 8) or '-'
+  return record and sub(record, 1, 8) or '-'
 end
 
 local function framed(text)
@@ -28,87 +23,88 @@ local function framed(text)
 end
 
 local function key_of(record)
-  return string.sub(record, 10, 9 + string.byte(record, 9))
+  return sub(record, 10, 9 + byte(record, 9))
 end
 
-local function job(id)
-  return id and redis.call('HGET', jobs, id)
-end
-
-local function look(ids, key, depth)
-  local seen = {{}, false, false, false, false, false, false}
-  local print = {}
-  for i, id in ipairs(ids) do
-    local record = job(id)
-    seen[1][i] = record
-    print[i] = revision(record)
+local function look(first, last, key, depth)
+  local shown, print = {}, ''
+  for i = first, last do
+    local record = call('HGET', jobs, ARGV[i])
+    shown[#shown + 1] = record
+    print = print .. revision(record)
     if record and key == '' then key = key_of(record) end
   end
-  if depth > 0 and key ~= '' then
-    seen[2] = redis.call('HGET', held, key)
-    seen[3] = job(seen[2])
-    seen[4] = redis.call('HGET', next, key)
-    seen[5] = job(seen[4])
-    print[#print + 1] = framed(seen[2]) .. revision(seen[3]) .. framed(seen[4]) .. revision(seen[5])
-    if depth > 1 then
-      seen[6] = redis.call('HGET', marks, key)
-      seen[7] = job(seen[6] and string.sub(seen[6], 2, 1 + string.byte(seen[6], 1)))
-      print[#print + 1] = framed(seen[6])
+  if depth == '0' or key == '' then return {shown, false, false, false, false, false, false}, print end
+
+  local holder, successor = call('HGET', held, key), call('HGET', next, key)
+  local held_by, awaited_by = holder and call('HGET', jobs, holder), successor and call('HGET', jobs, successor)
+  print = print .. framed(holder) .. revision(held_by) .. framed(successor) .. revision(awaited_by)
+  if depth == '1' then return {shown, holder, held_by, successor, awaited_by, false, false}, print end
+
+  local mark = call('HGET', marks, key)
+  local marked = mark and call('HGET', jobs, sub(mark, 2, 1 + byte(mark, 1)))
+  return {shown, holder, held_by, successor, awaited_by, mark, marked}, print .. framed(mark)
+end
+
+local function any_there(first, last)
+  for i = first, last do
+    if call('HEXISTS', jobs, ARGV[i]) == 1 then return true end
+  end
+  return false
+end
+
+local function any_full(first, last)
+  for i = first, last, 3 do
+    local number = tonumber(call('HGET', active, ARGV[i]) or 0)
+    if number + tonumber(ARGV[i + 2]) > tonumber(ARGV[i + 1]) then return true end
+  end
+  return false
+end
+
+-- A command that fails would leave those before it written, so the types are checked before the first one. Hashes
+-- that every group reads need no check: reading fails as well.
+local function foreign()
+  for i = HASHES - 1, #KEYS do
+    local kind = call('TYPE', KEYS[i]).ok
+    if kind ~= 'none' and kind ~= (i <= HASHES and 'hash' or 'zset') then
+      return redis.error_reply('FOREIGN ' .. KEYS[i] .. ' is a ' .. kind)
     end
   end
-  return seen, table.concat(print)
 end
 
-local at = 2
-local function word()
-  at = at + 1
-  return ARGV[at]
-end
-
-local function words()
-  local found = {}
-  for i = 1, tonumber(word()) do found[i] = word() end
-  return found
-end
-
-local function any_there(ids)
-  for _, id in ipairs(ids) do
-    if redis.call('HEXISTS', jobs, id) == 1 then return true end
-  end
-  return false
-end
-
-local function any_full(limits)
-  for i = 1, #limits, 3 do
-    local number = tonumber(redis.call('HGET', active, limits[i]) or 0)
-    if number + tonumber(limits[i + 2]) > tonumber(limits[i + 1]) then return true end
-  end
-  return false
-end
-
-local function commands(write)
-  for _ = 1, tonumber(word()) do
-    local last = tonumber(word()) + at
-    if write then redis.call(ARGV[at + 1], KEYS[tonumber(ARGV[at + 2])], unpack(ARGV, at + 3, last)) end
-    at = last
+local function write(at, last)
+  while at <= last do
+    local after = at + ARGV[at]
+    call(ARGV[at + 1], KEYS[tonumber(ARGV[at + 2])], unpack(ARGV, at + 3, after))
+    at = after + 1
   end
 end
 
-local answers, ring = {}, false
-while at < #ARGV do
-  local seen, print = look(words(), word(), tonumber(word()))
-  local expected, fresh, limits = word(), words(), words()
-  local answer = 1
-  if any_there(fresh) then
-    answer = 2
-  elseif print ~= expected then
-    answer = seen
-  elseif any_full(limits) then
-    answer = 3
+local answers, checked, ring, sent_before, at, size = {}, false, false, ARGV[3] == '1', 4, #ARGV
+while at <= size do
+  local ids = at + HEAD
+  local fresh = ids + ARGV[at + 3]
+  local limits = fresh + ARGV[at + 4]
+  local commands = limits + ARGV[at + 5]
+  local ends = commands + ARGV[at + 6]
+  local seen, print = look(ids, fresh - 1, ARGV[at], ARGV[at + 1])
+  if sent_before and any_there(fresh, limits - 1) then
+    answers[#answers + 1] = 2
+  elseif print ~= ARGV[at + 2] then
+    answers[#answers + 1] = seen
+  elseif limits < commands and any_full(limits, commands - 1) then
+    answers[#answers + 1] = 3
+  else
+    if not checked then
+      local refusal = foreign()
+      if refusal then return refusal end
+      checked = true
+    end
+    write(commands, ends - 1)
+    ring = ring or ARGV[at + 7] == '1'
+    answers[#answers + 1] = 1
   end
-  commands(answer == 1)
-  ring = (word() == '1' and answer == 1) or ring
-  answers[#answers + 1] = answer
+  at = ends
 end
-if ring then redis.call('PUBLISH', ARGV[1], ARGV[2]) end
+if ring then call('PUBLISH', ARGV[1], ARGV[2]) end
 return answers

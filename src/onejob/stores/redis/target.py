@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from redis.connection import parse_url
+from redis.connection import Connection, parse_url
 
 from onejob.errors import InvalidCall
 
@@ -29,6 +29,7 @@ class Target:
     """A server or a cluster, and the part of it that is ours."""
 
     label: str  # for messages: without user and password
+    kind: str  # of connection
     options: dict[str, Any]  # of a connection
     cluster: bool
     prefix: str
@@ -43,14 +44,14 @@ def read_target(url: str) -> Target:
     prefix, buckets = _prefix(query.pop("prefix", "onejob")), _buckets(query.pop("buckets", None))
     plain = urlunsplit((SCHEMES[parts.scheme], parts.netloc, parts.path, urlencode(query), ""))
     try:
-        options = parse_url(plain)
+        options: dict[str, Any] = parse_url(plain)  # type: ignore[no-untyped-call]
     except ValueError as error:
         raise InvalidCall(f"{_label(parts)} cannot be read: {error}.") from None
-    options.pop("connection_class", None)
+    kind = options.pop("connection_class", Connection).__name__
     options.setdefault("socket_timeout", SECONDS)
     options.setdefault("socket_connect_timeout", SECONDS)
     options["protocol"] = 2
-    return Target(_label(parts), options, cluster, prefix, buckets)
+    return Target(_label(parts), kind, options, cluster, prefix, buckets)
 
 
 def _label(parts: Any) -> str:

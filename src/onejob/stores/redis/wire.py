@@ -1,4 +1,4 @@
-"""One connection of an event loop: questions go out as they come, answers come back in their order."""
+"""Connections: of a thread, of an event loop, and one that listens. Answers come in order."""
 
 from __future__ import annotations
 
@@ -8,20 +8,57 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import hiredis
+import redis.connection as blocking
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as Lost
 
 UNFINISHED = object()
+READ = 65536  # bytes at once
 
 
 async def take_over(connection: AbstractConnection, protocol: asyncio.Protocol) -> asyncio.StreamWriter:
     """Let redis-py connect and introduce us, then take its stream; who drops the writer closes that."""
-    await connection.connect()
+    await connection.connect()  # type: ignore[no-untyped-call]
     inner = cast("Any", connection)  # it offers no other way to its stream
     writer: asyncio.StreamWriter = inner._writer  # noqa: SLF001
     inner._reader = inner._writer = None  # noqa: SLF001
     writer.transport.set_protocol(protocol)
     return writer
+
+
+class Cord:
+    """A connection that one thread at a time uses."""
+
+    __slots__ = ("_connection", "_reader", "_socket")
+
+    def __init__(self, connection: blocking.AbstractConnection) -> None:
+        """Let redis-py connect and introduce us, then use its socket."""
+        connection.connect()  # type: ignore[no-untyped-call]
+        self._connection = connection
+        self._socket = cast("Any", connection)._sock  # noqa: SLF001 - its own ways cost more than the network
+        self._reader = hiredis.Reader(notEnoughData=UNFINISHED)
+
+    def send(self, data: bytes) -> None:
+        """Send a question."""
+        self._socket.sendall(data)
+
+    def read(self) -> Any:
+        """Wait for the next answer."""
+        while (reply := self._reader.gets()) is UNFINISHED:
+            received = self._socket.recv(READ)
+            if not received:
+                raise Lost("closed by the server")
+            self._reader.feed(received)
+        return reply
+
+    def ask(self, data: bytes) -> Any:
+        """Send a question and wait for its answer."""
+        self.send(data)
+        return self.read()
+
+    def close(self) -> None:
+        """Cut the connection."""
+        self._connection.disconnect()  # type: ignore[no-untyped-call]
 
 
 class Wire(asyncio.Protocol):
@@ -31,7 +68,7 @@ class Wire(asyncio.Protocol):
         self._patience = patience
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(notEnoughData=UNFINISHED)
-        self._waiting: deque[tuple[int, list[Any], asyncio.Future[list[Any]], float]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._writer: asyncio.StreamWriter | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -42,13 +79,13 @@ class Wire(asyncio.Protocol):
         self._writer = await take_over(connection, self)
         self._transport = self._writer.transport
 
-    def ask(self, data: bytes, number: int) -> asyncio.Future[list[Any]]:
-        """Send questions; their answers come together."""
-        future: asyncio.Future[list[Any]] = self._loop.create_future()
+    def ask(self, data: bytes) -> asyncio.Future[Any]:
+        """Send a question; the future has its answer."""
+        future: asyncio.Future[Any] = self._loop.create_future()
         if self.closed or self._transport is None:
             future.set_exception(Lost("closed"))
             return future
-        self._waiting.append((number, [], future, self._loop.time()))
+        self._waiting.append((future, self._loop.time()))
         self._transport.write(data)
         if self._watch is None:
             self._watch = self._loop.call_later(self._patience, self._check)
@@ -58,19 +95,16 @@ class Wire(asyncio.Protocol):
         """Hand answers to those who wait for them."""
         self._reader.feed(data)
         while (reply := self._reader.gets()) is not UNFINISHED:
-            number, replies, future, _ = self._waiting[0]
-            replies.append(reply)
-            if len(replies) == number:
-                self._waiting.popleft()
-                if not future.done():
-                    future.set_result(replies)
+            future, _ = self._waiting.popleft()
+            if not future.done():
+                future.set_result(reply)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Tell everybody who waits that no answer will come."""
         self.closed = True
         if self._watch is not None:
             self._watch.cancel()
-        for _, _, future, _ in self._waiting:
+        for future, _ in self._waiting:
             if not future.done():
                 future.set_exception(Lost(str(error or "closed by the server")))
         self._waiting.clear()
@@ -80,7 +114,7 @@ class Wire(asyncio.Protocol):
         self._watch = None
         if not self._waiting:
             return
-        left = self._waiting[0][3] + self._patience - self._loop.time()
+        left = self._waiting[0][1] + self._patience - self._loop.time()
         if left <= 0:
             self.close()
         else:
@@ -105,7 +139,8 @@ class Ear(asyncio.Protocol):
     async def open(self, connection: AbstractConnection, channel: bytes) -> None:
         """Connect and subscribe."""
         self._writer = await take_over(connection, self)
-        self._writer.transport.write(hiredis.pack_command((b"SUBSCRIBE", channel)))
+        words: Any = (b"SUBSCRIBE", channel)  # the declared type knows of one word only
+        self._writer.transport.write(hiredis.pack_command(words))
 
     def data_received(self, data: bytes) -> None:
         """Hear messages; the first is the server's word that we are subscribed."""
