@@ -27,7 +27,16 @@ def open_redis(request: pytest.FixtureRequest, _folder: Path, clock: Clock) -> S
     return RedisStore(request.getfixturevalue("redis_url"), clock=clock)
 
 
-STORES: dict[str, Open] = {"memory": open_memory, "sqlite": open_sqlite, "redis": open_redis}
+def open_redis_buckets(request: pytest.FixtureRequest, _folder: Path, clock: Clock) -> Store:
+    return RedisStore(request.getfixturevalue("redis_url") + "?buckets=16", clock=clock)
+
+
+STORES: dict[str, Open] = {
+    "memory": open_memory,
+    "sqlite": open_sqlite,
+    "redis": open_redis,
+    "redis-buckets": open_redis_buckets,
+}
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 -- Take the best available jobs aside for a moment, so that no two workers decide on the same ones.
 --
 -- KEYS     the bucket's six hashes, the set of timed jobs, then one set of available jobs per queue and task
--- ARGV[1]  now, ARGV[2]  when a claim lapses, ARGV[3]  how many in all, ARGV[4]  how many timed jobs at most
+-- ARGV[1]  now, ARGV[2]  when a claim lapses, or "" to only look, ARGV[3]  how many in all, ARGV[4]  how many timed jobs at most
 -- ARGV[5…] per queue: its counter · how many it may give · its limit, or "" · how many of the sets are its own
 --
 -- A claimed job stays in its set, with the end of the claim as its score: free ones have score 0.
@@ -70,7 +70,7 @@ end
 
 local answers = {}
 for i, one in ipairs(best(chosen, total, sources < 2)) do
-  redis.call('ZADD', KEYS[one.set], lapses, one.member)
+  if lapses ~= '' then redis.call('ZADD', KEYS[one.set], lapses, one.member) end
   local id = string.sub(one.member, 25)
   local record = job(id)
   local answer = {one.set, one.member, record, false, false, false, false, false}

@@ -8,7 +8,7 @@ changed since its start. A wrong guess costs one more round, for the script answ
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -31,6 +31,7 @@ WRITTEN, BEFORE, FULL = 1, 2, 3  # what `swap` answers, besides what is there
 FIRST, AGAIN = b"0", b"1"  # whether a script was sent before
 GROUPS = 100  # in one script at most: the server does nothing else meanwhile
 MATURED_AT_ONCE = 1000
+TURN, TURN_USED = 5000, 4000  # milliseconds for which a turn is given, and within which it is used
 CLAIM = timedelta(seconds=5)  # how long a job is set aside for one who decides whether to start it
 REMEMBERED = 10_000  # runs whose last sight is kept, to guess by
 
@@ -517,36 +518,89 @@ class Claim(NamedTuple):
     job: Job
     sight: Sight
 
+    @property
+    def revision(self) -> bytes:
+        """The revision that the job had then."""
+        return self.sight.revision(self.job.id)
+
 
 def lease(wanted: Lease, ground: Ground) -> Flow[list[Job]]:
     """Make due jobs available, then start the best of them."""
+    limited = {queue for queue, room in wanted.queues.items() if room > 0} & wanted.limits.keys()
+    if len(ground.buckets) == 1 or not limited:
+        return (yield from lease_within(wanted, wanted.queues, None, ground))
+    return (yield from lease_in_turn(wanted, limited, ground))
+
+
+def lease_within(
+    wanted: Lease, queues: Mapping[str, int], deadline: int | None, ground: Ground
+) -> Flow[list[Job]]:
+    """Start due jobs, as many as the queues have room for."""
     started: list[Job] = []
-    ripen = MATURED_AT_ONCE
+    ripen, last = MATURED_AT_ONCE, b""
     while len(started) < wanted.total:
-        ripe, claims = yield from claim(wanted, started, ripen, ground)
+        rest = wanted.total - len(started)
+        ripe, claims = yield from claim(wanted, rooms(queues, started), (rest, ripen), ground)
         if ripe:
             yield from apply([Step(mature, job_id) for job_id in ripe], ground)
             ripen = 0
             continue
-        if not claims:
+        if len(ground.buckets) > 1:
+            claims = best(claims, rooms(queues, started), rest)
+        if not claims or claims[0].revision == last:  # the best one cannot be started now
             break
-        begun, again = yield from begin(claims, wanted, ground)
+        begun, again = yield from begin(claims, wanted, deadline, ground)
         started += begun
+        last = claims[0].revision
         if not again:
             break
     return started
 
 
+def rooms(queues: Mapping[str, int], started: Sequence[Job]) -> dict[str, int]:
+    """Tell how many more jobs each queue may give."""
+    left = {queue: most - sum(job.queue == queue for job in started) for queue, most in queues.items()}
+    return {queue: room for queue, room in left.items() if room > 0}
+
+
+def best(claims: Sequence[Claim], room: Mapping[str, int], rest: int) -> list[Claim]:
+    """Keep the best of what several buckets have given."""
+    left, kept = dict(room), list[Claim]()
+    for one in claims:
+        if len(kept) < rest and left.get(one.job.queue, 0) > 0:
+            left[one.job.queue] -= 1
+            kept.append(one)
+    return kept
+
+
+def lease_in_turn(wanted: Lease, limited: Collection[str], ground: Ground) -> Flow[list[Job]]:
+    """Start jobs of limited queues that lie in several buckets: one worker at a time, who counts them first.
+
+    A start is refused once the turn has ended, so that nobody who was held up goes on from an old count.
+    """
+    place, me = ground.buckets[0], random.randbytes(8)  # noqa: S311 - a label
+    keys = [place.beside("turn", wanted.namespace), place.beside("turn wanted", wanted.namespace)]
+    words = [me, TURN, ground.channel, ground.voice]
+    [time] = yield [Ask(place.number, words, "turn", keys)]
+    if time is None:
+        others = {queue: room for queue, room in wanted.queues.items() if queue not in limited}
+        return (yield from lease_within(wanted, others, None, ground))
+    queues = dict(wanted.queues)
+    for queue in limited:
+        field = frame(wanted.namespace, queue)
+        active = yield [Ask(each.number, ("HGET", each.active, field)) for each in ground.buckets]
+        queues[queue] = min(queues[queue], wanted.limits[queue] - sum(int(number or 0) for number in active))
+    deadline = int(time[0]) * 1_000_000 + int(time[1]) + TURN_USED * 1000
+    started = yield from lease_within(wanted, queues, deadline, ground)
+    yield [Ask(place.number, [me, 0, *words[2:]], "turn", keys)]
+    return started
+
+
 def claim(
-    wanted: Lease, started: Sequence[Job], ripen: int, ground: Ground
+    wanted: Lease, room: Mapping[str, int], most: tuple[int, int], ground: Ground
 ) -> Flow[tuple[list[str], list[Claim]]]:
     """Set the best available jobs aside, or tell which must be made available first."""
-    rest = wanted.total - len(started)
-    rooms = {
-        queue: most - sum(job.queue == queue for job in started) for queue, most in wanted.queues.items()
-    }
-    rooms = {queue: room for queue, room in rooms.items() if room > 0}
-    asks = [claim_ask(place, wanted, rooms, (rest, ripen), ground) for place in ground.buckets]
+    asks = [claim_ask(place, wanted, room, most, ground) for place in ground.buckets]
     replies = yield asks
     ripe = [job_id.decode() for ids, _ in replies for job_id in ids]
     claims = [
@@ -557,25 +611,22 @@ def claim(
     ]
     if len(ground.buckets) > 1:
         claims.sort(key=lambda one: one.member)
-        yield from let_go(claims if ripe else claims[rest:])
-    return ripe, [] if ripe else claims[:rest]
+    return ripe, claims
 
 
 def claim_ask(
-    place: Bucket, wanted: Lease, rooms: Mapping[str, int], most: tuple[int, int], ground: Ground
+    place: Bucket, wanted: Lease, room: Mapping[str, int], most: tuple[int, int], ground: Ground
 ) -> Ask:
     """Ask one bucket for its best available jobs."""
     now, tasks = ground.clock(), sorted(wanted.tasks)
-    keys = [
-        *place.fixed,
-        place.timed,
-        *(place.due(wanted.namespace, queue, task) for queue in rooms for task in tasks),
-    ]
-    words: list[Any] = [micros(now), micros(now + CLAIM), *most]
-    for queue, room in rooms.items():
-        limit = wanted.limits.get(queue, "")
-        words += [frame(wanted.namespace, queue), room, limit, len(tasks)]
-    return Ask(place.number, words, "claim", keys)
+    due = (place.due(wanted.namespace, queue, task) for queue in room for task in tasks)
+    # Of several buckets nobody knows which have the best jobs, so they are only looked at: whoever loses the
+    # race for one looks again.
+    lapses = micros(now + CLAIM) if len(ground.buckets) == 1 else ""
+    words: list[Any] = [micros(now), lapses, *most]
+    for queue, own in room.items():
+        words += [frame(wanted.namespace, queue), own, wanted.limits.get(queue, ""), len(tasks)]
+    return Ask(place.number, words, "claim", [*place.fixed, place.timed, *due])
 
 
 def read_claim(ask: Ask, place: Bucket, answer: Sequence[Any]) -> Claim:
@@ -597,7 +648,9 @@ def let_go(claims: Sequence[Claim]) -> Flow[None]:
         yield asks
 
 
-def begin(claims: Sequence[Claim], wanted: Lease, ground: Ground) -> Flow[tuple[list[Job], bool]]:
+def begin(
+    claims: Sequence[Claim], wanted: Lease, deadline: int | None, ground: Ground
+) -> Flow[tuple[list[Job], bool]]:
     """Start claimed jobs, best first, up to one that lets its successor in: that may be better."""
     act = partial(start, worker=wanted.worker, lease=wanted.duration)
     steps = [Step(act, one.job.id) for one in claims]
@@ -609,6 +662,7 @@ def begin(claims: Sequence[Claim], wanted: Lease, ground: Ground) -> Flow[tuple[
         group.show(one.sight)
         if one.job.queue in wanted.limits:
             limit(group, frame(wanted.namespace, one.job.queue), wanted.limits[one.job.queue])
+            group.limits += [b"", deadline, 0] if deadline is not None else []
     yield from commit(list(groups.values()), ground)
     answers = {
         position: answer

@@ -6,7 +6,7 @@
 --
 -- A group: key, or "" · how much of it to show (0 nothing, 1 who stands for it, 2 its mark too) · what is expected,
 -- or "?" · number of ids to show · of ids that must be new · of words about limits · of words in commands ·
--- "1" to ring · and then these: ids · new ids · limits, each as counter, limit and what is to be added ·
+-- "1" to ring · and then these: ids · new ids · limits, each as counter ("" for the clock), limit and addition ·
 -- commands, each as the number of its words, name, number of its key and words.
 -- Answers: 1 written · 2 it was written before · 3 over the limit · or what is there.
 
@@ -55,6 +55,10 @@ end
 
 local function any_full(first, last)
   for i = first, last, 3 do
+    if ARGV[i] == '' then -- the turn to start jobs of limited queues ends
+      local now = call('TIME')
+      if now[1] * 1000000 + now[2] > tonumber(ARGV[i + 1]) then return true end
+    end
     local number = tonumber(call('HGET', active, ARGV[i]) or 0)
     if number + tonumber(ARGV[i + 2]) > tonumber(ARGV[i + 1]) then return true end
   end
