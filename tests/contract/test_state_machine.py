@@ -594,6 +594,13 @@ class RedisAgrees(StoresAgree):
         return self.open()
 
 
+class BucketsAgree(RedisAgrees):
+    """Drive Redis with jobs in many buckets, as in a cluster; their ids do not tell in which."""
+
+    def open(self) -> RedisStore:
+        return RedisStore(f"{self.url}?buckets=16", clock=self.clock)
+
+
 @pytest.fixture
 def redis_of_the_machine(redis_url: str) -> None:
     RedisAgrees.url = redis_url
@@ -608,6 +615,8 @@ SETTINGS = settings(
 )
 
 SQLiteAgrees.TestCase.settings = RedisAgrees.TestCase.settings = SETTINGS
+BucketsAgree.TestCase.settings = settings(SETTINGS, max_examples=20_000 if DEEP else 50)
 
 TestSQLiteAgrees = SQLiteAgrees.TestCase
+TestBucketsAgree = pytest.mark.usefixtures("redis_of_the_machine")(BucketsAgree.TestCase)
 TestRedisAgrees = pytest.mark.usefixtures("redis_of_the_machine")(RedisAgrees.TestCase)

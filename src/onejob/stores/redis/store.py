@@ -51,7 +51,8 @@ class RedisStore:
     def guarantees(self) -> Guarantees:
         """Declare strength and durability, as the server's settings are."""
         if self._guarantees is None:
-            self._guarantees = health.declare(health.inspect(self._open()), cluster=self._target.cluster)
+            with closing_spare(self._look_only()) as engine:
+                self._guarantees = health.declare(health.inspect(engine), cluster=self._target.cluster)
         return self._guarantees
 
     def now(self) -> datetime:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from redis.connection import Connection, parse_url
 
@@ -42,7 +42,7 @@ def read_target(url: str) -> Target:
     query = dict(parse_qsl(parts.query))
     cluster = parts.scheme.endswith("+cluster")
     prefix, buckets = _prefix(query.pop("prefix", "onejob")), _buckets(query.pop("buckets", None))
-    plain = urlunsplit((SCHEMES[parts.scheme], parts.netloc, parts.path, urlencode(query), ""))
+    plain = f"{SCHEMES[parts.scheme]}://{parts.netloc}{parts.path}?{urlencode(query)}"
     try:
         options: dict[str, Any] = parse_url(plain)  # type: ignore[no-untyped-call]
     except ValueError as error:
