@@ -33,6 +33,20 @@ from tests.contract.steps import complete, everything, lease, mailer
 STRANGE = ["", "a:b", "{a}", "}{", 'a","b', "a\0b", "a\nb", "ü😀", "[]", "{onejob:0}:jobs", "\\u0041"]
 
 
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[servers.Server]:
+    """Run a server for these tests, which set it otherwise and cut its connections."""
+    with servers.redis() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(own_server: servers.Server) -> str:
+    with Redis.from_url(own_server.url) as cleaner:
+        cleaner.flushall()
+    return own_server.url
+
+
 @pytest.fixture
 def server(redis_url: str) -> Iterator[Redis]:
     with Redis.from_url(redis_url) as server:
