@@ -16,7 +16,7 @@ from onejob.job import EPOCH
 from onejob.stores.redis.faults import LOST, lost
 from onejob.stores.redis.flows import Ask, Flow, Ground
 from onejob.stores.redis.line import Line
-from onejob.stores.redis.messages import MOVE_PAUSE, MOVES, TIME, TRIES, Outbox, checked, pack, refused
+from onejob.stores.redis.messages import MOVE_PAUSE, MOVES, TIME, TRIES, Outbox, checked, errors, pack, undone
 from onejob.stores.redis.nodes import Node, Nodes
 from onejob.stores.redis.target import Target
 from onejob.stores.redis.wire import Cord
@@ -94,12 +94,13 @@ class Engine:
             if self.clock.stale:
                 asked = time.monotonic()
                 self.clock.set(asked, self._cord(cords, 0).ask(TIME))
-            order = []
             for ask in outbox:
-                order.append(cord := self._cord(cords, ask.bucket))
-                cord.send(pack(ask))
-            replies = [cord.read() for cord in order]
-            self._once_more(outbox.sent, replies, cords)
+                self._cord(cords, ask.bucket).put(pack(ask))
+            for cord in cords.values():
+                cord.flush()
+            replies = [self._cord(cords, ask.bucket).read() for ask in outbox.sent]
+            if errors(replies):
+                self._once_more(outbox.sent, replies, cords)
         except BaseException:
             for cord in cords.values():
                 cord.close()
@@ -111,8 +112,8 @@ class Engine:
     def _once_more(self, sent: Sequence[Ask], replies: list[Any], cords: dict[Node, Cord]) -> None:
         """Send scripts whole to a server that does not know them, and on to where a bucket has gone."""
         for _ in range(MOVES):
-            strange = refused(replies, "NOSCRIPT")
-            moved = refused(replies, "MOVED", "ASK", "TRYAGAIN")
+            strange = undone(replies, "NOSCRIPT")
+            moved = undone(replies, "MOVED", "ASK", "TRYAGAIN")
             if moved:
                 time.sleep(MOVE_PAUSE)
                 self.nodes.refresh()

@@ -28,6 +28,7 @@ from onejob.stores.redis.records import REVISION, Seen, read_job, read_mark, wri
 T = TypeVar("T")
 
 WRITTEN, BEFORE, FULL = 1, 2, 3  # what `swap` answers, besides what is there
+MOSTLY, FADING = 0.75, 0.9  # when to look before guessing that a key is free, and how soon that is forgotten
 FIRST, AGAIN = b"0", b"1"  # whether a script was sent before
 GROUPS = 100  # in one script at most: the server does nothing else meanwhile
 MATURED_AT_ONCE = 1000
@@ -149,6 +150,7 @@ class Ground:
         self.channel = f"{prefix}:bell".encode()
         self.voice = random.randbytes(8)  # noqa: S311 - a label
         self.memory = Memory()
+        self.absorbed = 0.0  # how many of the last requests were duplicates, as a share
 
     def home(self, token: bytes | str) -> Bucket:
         """Tell the bucket of a key, or of a job by its id."""
@@ -328,10 +330,7 @@ def moves(shift: Shift) -> list[list[Any]]:
 def apply(steps: Sequence[Step], ground: Ground) -> Flow[list[Any]]:
     """Decide steps in order and write what they change; steps on one key or job are one group."""
     if len(steps) == 1 and steps[0].job_id is None:
-        group = Group(steps[0].key)
-        group.add(0, steps[0])
-        yield from commit([group], ground)
-        return group.answers
+        return (yield from admit(steps[0], ground))
     groups = yield from arrange(steps, ground)
     yield from commit(groups, ground)
     answers: list[Any] = [None] * len(steps)
@@ -339,6 +338,41 @@ def apply(steps: Sequence[Step], ground: Ground) -> Flow[list[Any]]:
         for (position, _), answer in zip(group.steps, group.answers, strict=True):
             answers[position] = answer
     return answers
+
+
+def admit(step: Step, ground: Ground) -> Flow[list[Any]]:
+    """Do the same for one request, the shortest way."""
+    group = Group(step.key)
+    group.add(0, step)
+    if step.key is not None and ground.absorbed > MOSTLY:
+        sight = yield from peek(step.key, group.depth, ground)
+        if sight.held or sight.next or sight.mark:
+            return (yield from meet(group, sight, ground))
+    plan = decide(group, ground, ground.clock())
+    script = Script(plan.place, ground)
+    script.add(group, plan)
+    [[reply]] = yield (script.ask(),)
+    if isinstance(reply, int):
+        ground.absorbed *= FADING
+        return group.answers
+    return (yield from meet(group, read_sight(plan.place, reply), ground))
+
+
+def meet(group: Group, sight: Sight, ground: Ground) -> Flow[list[Any]]:
+    """Decide a request on who stands for its key; most often there is nothing to write."""
+    group.sight = sight
+    if decide_on(group, sight.book(), ground, ground.clock()).commands:
+        yield from commit([group], ground)
+    else:
+        ground.absorbed = ground.absorbed * FADING + (1 - FADING)
+    return group.answers
+
+
+def peek(key: bytes, depth: int, ground: Ground) -> Flow[Sight]:
+    """See who stands for a key."""
+    place = ground.home(key)
+    [reply] = yield (Ask(place.number, (key, depth), "peek", place.fixed[:4]),)
+    return read_sight(place, reply)
 
 
 def arrange(steps: Sequence[Step], ground: Ground) -> Flow[list[Group]]:
@@ -380,7 +414,7 @@ def look_in(wanted: Sequence[tuple[Bucket, str]], ground: Ground) -> Flow[list[t
         for first in range(0, len(ids), GROUPS):
             script = Script(place, ground)
             for job_id in ids[first : first + GROUPS]:
-                script.look(job_id, b"")
+                script.look(job_id)
             asks.append(script.ask())
     replies = yield asks
     shown = [answer for reply in replies for answer in reply]
@@ -463,6 +497,8 @@ def remember(group: Group, after: Sight, ground: Ground) -> None:
 
 def was_ours(plan: Plan, reply: Sequence[Any]) -> bool:
     """Tell whether this very write was done before, and only its answer was lost."""
+    if not plan.revision:
+        return False
     shown = (*reply[0], reply[2], reply[4])
     return any(record is not None and record[:REVISION] == plan.revision for record in shown)
 
@@ -497,10 +533,9 @@ class Script:
         self._words += (len(ids), len(fresh), len(limits), len(commands), b"1" if plan.rings else b"0")
         self._words += (*ids, *fresh, *limits, *commands)
 
-    def look(self, job_id: str, key: bytes) -> None:
-        """Show a job, or a key, and who stands for it."""
-        ids = (job_id,) if job_id else ()
-        self._words += (key, 2, b"?", len(ids), 0, 0, 0, b"0", *ids)
+    def look(self, job_id: str) -> None:
+        """Show a job, and who stands for its key."""
+        self._words += (b"", 2, b"?", 1, 0, 0, 0, b"0", job_id)
 
     def ask(self) -> Ask:
         """Make the question."""

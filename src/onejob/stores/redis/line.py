@@ -12,7 +12,7 @@ from onejob.errors import StoreError
 from onejob.stores.contract import Step
 from onejob.stores.redis.faults import LOST, lost
 from onejob.stores.redis.flows import Ask, Flow, Ground, apply
-from onejob.stores.redis.messages import MOVE_PAUSE, MOVES, TIME, TRIES, Outbox, checked, pack, refused
+from onejob.stores.redis.messages import MOVE_PAUSE, MOVES, TIME, TRIES, Outbox, checked, errors, pack, undone
 from onejob.stores.redis.nodes import Node, Nodes
 from onejob.stores.redis.target import Target
 from onejob.stores.redis.wire import Ear, Wire
@@ -86,14 +86,15 @@ class Line:
             wire = known if known is not None and not known.closed else await self._wire(ask.bucket)
             futures.append(wire.ask(pack(ask)))
         replies = [await future for future in futures]
-        await self._once_more(outbox.sent, replies)
+        if errors(replies):
+            await self._once_more(outbox.sent, replies)
         return replies
 
     async def _once_more(self, sent: Sequence[Ask], replies: list[Any]) -> None:
         """Send scripts whole to a server that does not know them, and on to where a bucket has gone."""
         for _ in range(MOVES):
-            strange = refused(replies, "NOSCRIPT")
-            moved = refused(replies, "MOVED", "ASK", "TRYAGAIN")
+            strange = undone(replies, "NOSCRIPT")
+            moved = undone(replies, "MOVED", "ASK", "TRYAGAIN")
             if moved:
                 await asyncio.sleep(MOVE_PAUSE)
                 await self._refresh()

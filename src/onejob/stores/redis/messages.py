@@ -31,20 +31,20 @@ def pack(ask: Ask, *, whole: bool = False) -> bytes:
     return packed
 
 
-def refused(replies: Sequence[Any], *codes: str) -> list[int]:
-    """Find the answers by which the server refused, and so has done nothing."""
-    return [
-        index
-        for index, reply in enumerate(replies)
-        if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(codes)
-    ]
+def errors(replies: Sequence[Any]) -> list[int]:
+    """Find the answers by which the server refused."""
+    return [index for index, reply in enumerate(replies) if isinstance(reply, hiredis.ReplyError)]
+
+
+def undone(replies: Sequence[Any], *codes: str) -> list[int]:
+    """Find the refusals which say that nothing was done, and that it is worth asking again."""
+    return [index for index in errors(replies) if str(replies[index]).startswith(codes)]
 
 
 def checked(replies: list[Any], label: str) -> list[Any]:
     """Raise what the server refused."""
-    for reply in replies:
-        if isinstance(reply, hiredis.ReplyError):
-            raise refusal(str(reply), label)
+    for index in errors(replies):
+        raise refusal(str(replies[index]), label)
     return replies
 
 

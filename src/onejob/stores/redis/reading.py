@@ -10,7 +10,7 @@ import msgspec
 
 from onejob.job import EPOCH, INCOMPLETE, TERMINAL, Changes, Job, State, View
 from onejob.stores.contract import Counts, Filter, Step, Tally
-from onejob.stores.redis.flows import Ask, Flow, Ground, Script, read_sight
+from onejob.stores.redis.flows import Ask, Flow, Ground, peek
 from onejob.stores.redis.layout import Bucket, frame, micros
 from onejob.stores.redis.records import read_job
 
@@ -22,11 +22,8 @@ Names = list[tuple[Bucket, bytes]]
 
 def look(key: bytes, ground: Ground) -> Flow[View]:
     """Show who stands for a key."""
-    place = ground.home(key)
-    script = Script(place, ground)
-    script.look("", key)
-    [[reply]] = yield [script.ask()]
-    return read_sight(place, reply).book().view(Step(_nothing, key=key), ground.clock())
+    sight = yield from peek(key, 2, ground)
+    return sight.book().view(Step(_nothing, key=key), ground.clock())
 
 
 def _nothing(_view: View) -> Changes:

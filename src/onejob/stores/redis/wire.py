@@ -14,6 +14,7 @@ from redis.exceptions import ConnectionError as Lost
 
 UNFINISHED = object()
 READ = 65536  # bytes at once
+ENOUGH = 16384  # bytes to send at once
 
 
 async def take_over(connection: AbstractConnection, protocol: asyncio.Protocol) -> asyncio.StreamWriter:
@@ -29,7 +30,7 @@ async def take_over(connection: AbstractConnection, protocol: asyncio.Protocol) 
 class Cord:
     """A connection that one thread at a time uses."""
 
-    __slots__ = ("_connection", "_reader", "_socket")
+    __slots__ = ("_connection", "_pending", "_reader", "_socket")
 
     def __init__(self, connection: blocking.AbstractConnection) -> None:
         """Let redis-py connect and introduce us, then use its socket."""
@@ -37,10 +38,19 @@ class Cord:
         self._connection = connection
         self._socket = cast("Any", connection)._sock  # noqa: SLF001 - its own ways cost more than the network
         self._reader = hiredis.Reader(notEnoughData=UNFINISHED)
+        self._pending = b""
 
-    def send(self, data: bytes) -> None:
-        """Send a question."""
-        self._socket.sendall(data)
+    def put(self, data: bytes) -> None:
+        """Send a question, now or with the next ones: large ones go out while the next is made."""
+        self._pending = self._pending + data if self._pending else data
+        if len(self._pending) > ENOUGH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what is left."""
+        if self._pending:
+            data, self._pending = self._pending, b""
+            self._socket.sendall(data)
 
     def read(self) -> Any:
         """Wait for the next answer."""
@@ -53,7 +63,8 @@ class Cord:
 
     def ask(self, data: bytes) -> Any:
         """Send a question and wait for its answer."""
-        self.send(data)
+        self.put(data)
+        self.flush()
         return self.read()
 
     def close(self) -> None:
