@@ -171,7 +171,7 @@ class Group:
         self.steps: list[tuple[int, Step]] = []
         self.depth = 0
         self.sight = NOTHING
-        self.limits: list[Any] = []  # counter, limit, what is to be added, and so on
+        self.limits: list[tuple[bytes, int, int]] = []  # counter, limit, and what is to be added
         self.answers: list[Any] = []
 
     def add(self, position: int, step: Step) -> None:
@@ -211,6 +211,7 @@ class Plan(NamedTuple):
     place: Bucket
     fresh: Sequence[str] = ()
     commands: Sequence[list[Any]] = ()
+    counters: Iterable[tuple[tuple[bytes, bytes], int]] = ()
     after: Sight | None = None
     revision: bytes = b""
     rings: bool = False
@@ -234,7 +235,8 @@ def hope(group: Group, ground: Ground, now: datetime) -> Plan:
     [job] = changes.inserts
     group.answers = [changes.answer]
     place = ground.home(job.key or job.id)
-    return Plan(place, [job.id], insertion(job, changes.mark, place), rings=job.state in RINGING)
+    counters = [(counter, 1) for counter in layout.counters(place, job)]
+    return Plan(place, [job.id], insertion(job, changes.mark, place), counters, rings=job.state in RINGING)
 
 
 def insertion(job: Job, mark: Mark | None, place: Bucket) -> list[list[Any]]:
@@ -249,7 +251,6 @@ def insertion(job: Job, mark: Mark | None, place: Bucket) -> list[list[Any]]:
     commands += [
         ["ZADD", name, score, member] for (name, member), score in layout.entries(place, job).items()
     ]
-    commands += [["HINCRBY", name, counter, b"1"] for name, counter in layout.counters(place, job)]
     return commands
 
 
@@ -280,7 +281,9 @@ def compare(group: Group, book: Book, place: Bucket) -> Plan:
     commands += [["HDEL", place.jobs, job.id] for job in gone]
     commands += pointed(group, book, place, after) + remarked(group, book, place, after) + moves(shift)
     fresh = [job.id for job in changed if job.id not in sight.jobs]
-    return Plan(place, fresh, commands, after, revision, rings=any(job.state in RINGING for job in changed))
+    counters = [one for one in shift.counted.items() if one[1]]
+    rings = any(job.state in RINGING for job in changed)
+    return Plan(place, fresh, commands, counters, after, revision, rings)
 
 
 def _same(seen: Seen | None, job: Job) -> bool:
@@ -320,7 +323,6 @@ def moves(shift: Shift) -> list[list[Any]]:
     return [
         *(["ZADD", name, score, member] for name, member, score in shift.added),
         *(["ZREM", name, member] for name, member in shift.removed),
-        *(["HINCRBY", name, counter, str(n)] for (name, counter), n in shift.counted.items() if n),
     ]
 
 
@@ -511,14 +513,16 @@ def give_up(groups: Iterable[Group]) -> None:
 
 
 class Script:
-    """A call of `swap` in the making: every key that it touches is named once, and then known by number."""
+    """A call of `swap` in the making: every key and counter is named once, and then known by number."""
 
-    __slots__ = ("_numbers", "_place", "_words")
+    __slots__ = ("_counters", "_head", "_numbers", "_place", "_words")
 
     def __init__(self, place: Bucket, ground: Ground) -> None:
         self._place = place
         self._numbers = dict(place.numbers)
-        self._words: list[Any] = [ground.channel, ground.voice, FIRST]
+        self._counters: dict[tuple[bytes, bytes], int] = {}
+        self._head = (ground.channel, ground.voice, FIRST)
+        self._words: list[Any] = []
 
     def add(self, group: Group, plan: Plan) -> None:
         """Write a plan, if what it relies on is still so."""
@@ -528,18 +532,31 @@ class Script:
             name = command[1]
             number = numbers.get(name) or numbers.setdefault(name, len(numbers) + 1)
             commands += (len(command), command[0], number, *command[2:])
-        ids, fresh, limits = group.ids, plan.fresh, group.limits
-        self._words += (group.key or b"", group.depth, group.expected())
-        self._words += (len(ids), len(fresh), len(limits), len(commands), b"1" if plan.rings else b"0")
-        self._words += (*ids, *fresh, *limits, *commands)
+        counters: list[Any] = []
+        for counter, by in plan.counters:
+            counters += (self._counter(counter), by)
+        limits: list[Any] = []
+        for queue, most, by in group.limits:
+            limits += (self._counter((self._place.active, queue)) if queue else 0, most, by)
+        ids, fresh = group.ids, plan.fresh
+        self._words += (group.key or b"", group.depth, group.expected(), len(ids), len(fresh), len(limits))
+        self._words += (len(counters), len(commands), b"1" if plan.rings else b"0")
+        self._words += (*ids, *fresh, *limits, *counters, *commands)
+
+    def _counter(self, counter: tuple[bytes, bytes]) -> int:
+        return self._counters.get(counter) or self._counters.setdefault(counter, len(self._counters) + 1)
 
     def look(self, job_id: str) -> None:
         """Show a job, and who stands for its key."""
-        self._words += (b"", 2, b"?", 1, 0, 0, 0, b"0", job_id)
+        self._words += (b"", 2, b"?", 1, 0, 0, 0, 0, b"0", job_id)
 
     def ask(self) -> Ask:
         """Make the question."""
-        return Ask(self._place.number, self._words, "swap", list(self._numbers))
+        words: list[Any] = [*self._head, len(self._counters)]
+        for name, counter in self._counters:
+            words += (self._numbers[name], counter)
+        words += self._words
+        return Ask(self._place.number, words, "swap", list(self._numbers))
 
 
 # ── leasing ───────────────────────────────────────────────────────────────────────────────────────
@@ -697,7 +714,7 @@ def begin(
         group.show(one.sight)
         if one.job.queue in wanted.limits:
             limit(group, frame(wanted.namespace, one.job.queue), wanted.limits[one.job.queue])
-            group.limits += [b"", deadline, 0] if deadline is not None else []
+            group.limits += [(b"", deadline, 0)] if deadline is not None else []
     yield from commit(list(groups.values()), ground)
     answers = {
         position: answer
@@ -712,10 +729,8 @@ def begin(
 
 def limit(group: Group, counter: bytes, most: int) -> None:
     """Let a group start one more job of a queue, if that has room."""
-    if counter in group.limits:
-        group.limits[group.limits.index(counter) + 2] += 1
-    else:
-        group.limits += [counter, most, 1]
+    before = sum(by for name, _, by in group.limits if name == counter)
+    group.limits = [one for one in group.limits if one[0] != counter] + [(counter, most, before + 1)]
 
 
 def first_to_let_go(claims: Sequence[Claim], steps: Sequence[Step], now: datetime) -> int:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from onejob.errors import StoreError
+from onejob.errors import StoreError, StoreUnavailable
 from onejob.stores.contract import Step
 from onejob.stores.redis.faults import LOST, lost
 from onejob.stores.redis.flows import Ask, Flow, Ground, apply
@@ -19,6 +19,7 @@ from onejob.stores.redis.wire import Ear, Wire
 
 T = TypeVar("T")
 
+CLOSING = 5.0  # seconds for what is under way
 EAR_PAUSE = 1.0  # seconds between two tries to listen again
 
 Request = tuple[Sequence[Step], "asyncio.Future[list[Any]]"]
@@ -50,16 +51,26 @@ class Line:
         self._working: asyncio.Task[None] | None = None
         self._busy = False
         self._crowded = False  # whether the last steps that were applied were several tasks'
+        self._running = 0  # flows under way
+        self._idle = asyncio.Event()
         self._closed = False
+        self._cut = False
 
     async def run(self, flow: Flow[T]) -> T:
         """Drive a flow on this loop."""
+        if self._cut:
+            raise StoreUnavailable(f"{self._target.label} was closed at this moment: try again.")
+        self._running += 1
         try:
             asks = next(flow)
             while True:
                 asks = flow.send(await self.ask(asks))
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
 
     async def ask(self, asks: Iterable[Ask]) -> list[Any]:
         """Ask, and await the answers; over a new connection if the old one is lost."""
@@ -192,21 +203,27 @@ class Line:
             ear = Ear(hear, voice, self._grow_deaf)
             try:
                 await ear.open(self._nodes.awaited(self._nodes.of(0)), channel)
+                self._ear = ear
             except LOST:
                 await asyncio.sleep(EAR_PAUSE)
-                continue
-            self._ear = ear
-            return
+            else:
+                return
 
     def _grow_deaf(self) -> None:
         self._ear = None  # the next one who waits sees to it
 
     async def close(self) -> None:
-        """Cut the connections."""
+        """Let what is under way end, then cut the connections."""
         self._closed = True
-        for task in (self._listening, self._working):
-            if task is not None:
-                task.cancel()
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait([self._listening])
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSING):
+                while self._running or self._gathered:
+                    self._idle.clear()
+                    await self._idle.wait()
+        self._cut = True
         for end in (*self._wires.values(), self._ear):
             if end is not None:
                 end.close()

@@ -19,8 +19,14 @@ ENOUGH = 16384  # bytes to send at once
 
 async def take_over(connection: AbstractConnection, protocol: asyncio.Protocol) -> asyncio.StreamWriter:
     """Let redis-py connect and introduce us, then take its stream; who drops the writer closes that."""
-    await connection.connect()  # type: ignore[no-untyped-call]
     inner = cast("Any", connection)  # it offers no other way to its stream
+    try:
+        await connection.connect()  # type: ignore[no-untyped-call]
+    except BaseException:
+        if inner._writer is not None:  # noqa: SLF001
+            inner._writer.transport.abort()  # noqa: SLF001
+            inner._reader = inner._writer = None  # noqa: SLF001
+        raise
     writer: asyncio.StreamWriter = inner._writer  # noqa: SLF001
     inner._reader = inner._writer = None  # noqa: SLF001
     writer.transport.set_protocol(protocol)
