@@ -14,7 +14,7 @@ from onejob.errors import JobCancelled, JobFailed, NotCovered, ResultError, Resu
 from onejob.job import Job, State
 from onejob.payload import convert
 from onejob.schedule import Duration, duration
-from onejob.stores.contract import Filter
+from onejob.stores.contract import Filter, Guarantees
 
 if TYPE_CHECKING:
     from onejob.app import App
@@ -78,6 +78,11 @@ class Admission(Generic[R]):
         """The key in hexadecimal, or None if the request is not unique."""
         key = self._verdict.job.key
         return None if key is None else key.hex()
+
+    @property
+    def guarantees(self) -> Guarantees:
+        """What the store that gave this answer declares about it: how strong, how durable, what not."""
+        return self._app.guarantees()
 
     def __repr__(self) -> str:
         """Say outcome and job, without arguments."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -606,6 +607,8 @@ def open_store(url: str, admission_timeout: float) -> Store:
             )
         case "postgresql" | "postgres":
             return _postgres(url, admission_timeout)
+        case "redis" | "rediss" | "unix" | "redis+unix" | "redis+cluster" | "rediss+cluster":
+            return _redis(url, admission_timeout)
         case _:
             raise InvalidCall(
                 f"A URL that begins with {parts.scheme or url!r} names no store: write sqlite:///jobs.db, "
@@ -614,11 +617,26 @@ def open_store(url: str, admission_timeout: float) -> Store:
 
 
 def _postgres(url: str, admission_timeout: float) -> Store:
-    try:
+    with _needing("PostgreSQL", "postgres", {"psycopg", "psycopg_pool"}):
         from onejob.stores.sql.postgres.store import PostgresStore
-    except ImportError as error:
-        raise InvalidCall(f"PostgreSQL needs psycopg: pip install onejob[postgres] ({error}).") from None
     return PostgresStore(url, admission_timeout=admission_timeout)
+
+
+def _redis(url: str, admission_timeout: float) -> Store:
+    with _needing("Redis", "redis", {"redis", "hiredis"}):
+        from onejob.stores.redis.store import RedisStore
+    return RedisStore(url, admission_timeout=admission_timeout)
+
+
+@contextmanager
+def _needing(name: str, extra: str, packages: Collection[str]) -> Iterator[None]:
+    """Say which extra brings a driver that is not installed."""
+    try:
+        yield
+    except ImportError as error:  # psycopg also without the library that it wraps
+        if (error.name or "psycopg").partition(".")[0] not in packages:
+            raise
+        raise InvalidCall(f"{name} needs its driver: install onejob[{extra}].") from None
 
 
 def _path(url: str, path: str) -> Path:

@@ -13,13 +13,18 @@ _random = random.Random(os.urandom(16))  # noqa: S311 - ids must be distinct, no
 _last = 0
 
 
-def new_id() -> tuple[str, int]:
-    """Make an id and the place in line that it stands for: its leading 64 bits, always rising."""
+def new_id(key: bytes | None = None) -> tuple[str, int]:
+    """Make an id and the place in line that it stands for: its leading 64 bits, always rising.
+
+    It ends as its key begins, so that a store that is spread over many servers finds both on one.
+    """
     global _last  # noqa: PLW0603 - the counter is the point
     with _lock:
         _last = max(_last + 1, time.time_ns() // 1_000_000 << _COUNTER_BITS)
         ticks, tail = _last, _random.getrandbits(62)
     milliseconds, count = ticks >> _COUNTER_BITS, ticks & 0xFFF
+    if key is not None:
+        tail = tail & ~0xFFFF | int.from_bytes(key[:2], "big")
     place = milliseconds << 16 | 0x7000 | count
     text = f"{place:016x}{tail | 1 << 63:016x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}", place

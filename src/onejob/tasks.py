@@ -233,7 +233,7 @@ class Task(Generic[P, R]):
         bound = self.signature.bind(args, kwargs)
         payload = encode(bound, "The arguments", self.app.max_args)
         hashed = None if policy is None else self.key_of(bound, policy)
-        job_id, place = new_id()
+        job_id, place = new_id(hashed)
         context = running()
         return msgspec.structs.replace(
             template,

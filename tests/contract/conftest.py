@@ -8,6 +8,7 @@ import pytest
 from onejob import App
 from onejob.stores.contract import Store
 from onejob.stores.memory import MemoryStore
+from onejob.stores.redis.store import RedisStore
 from onejob.stores.sql.postgres.store import PostgresStore
 from onejob.stores.sql.sqlite import SQLiteStore
 from onejob.testing import Clock
@@ -28,7 +29,16 @@ def open_postgres(request: pytest.FixtureRequest, clock: Clock) -> Store:
     return PostgresStore(request.getfixturevalue("postgres_url"), clock=clock)
 
 
-STORES: dict[str, Open] = {"memory": open_memory, "sqlite": open_sqlite, "postgres": open_postgres}
+def open_redis(request: pytest.FixtureRequest, clock: Clock) -> Store:
+    return RedisStore(request.getfixturevalue("redis_url"), clock=clock)
+
+
+STORES: dict[str, Open] = {
+    "memory": open_memory,
+    "sqlite": open_sqlite,
+    "postgres": open_postgres,
+    "redis": open_redis,
+}
 
 
 @pytest.fixture

@@ -14,15 +14,23 @@ from onejob import Admission, App, Job, Outcome, Task, Unique
 from onejob.errors import WeakStore
 from onejob.stores.contract import Filter, Store
 from onejob.stores.memory import MemoryStore
+from onejob.stores.redis.store import RedisStore
 from onejob.stores.sql.sqlite import SQLiteStore
 from tests.contract.best_effort import BestEffortStore
 
 CROWDS = (2, 8, 32)
-STRONG = ("memory", "sqlite")
+STRONG = ("memory", "sqlite", "redis")
 
 
-def strong_store(name: str, folder: Path) -> Store:
-    return MemoryStore() if name == "memory" else SQLiteStore(folder / "jobs.db", synchronous="NORMAL")
+@pytest.fixture
+def strong_store(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    match name:
+        case "memory":
+            return MemoryStore()
+        case "sqlite":
+            return SQLiteStore(tmp_path / "jobs.db", synchronous="NORMAL")
+        case _:
+            return RedisStore(request.getfixturevalue("redis_url"))
 
 
 def unique_task(app: App) -> Task[[int], None]:
@@ -68,8 +76,8 @@ def test_a_best_effort_store_says_so() -> None:
 
 
 @pytest.mark.parametrize("name", STRONG)
-def test_a_strong_store_says_so(name: str, tmp_path: Path) -> None:
-    assert App(store=strong_store(name, tmp_path)).guarantees().strength == "strong"
+def test_a_strong_store_says_so(strong_store: Store) -> None:
+    assert App(store=strong_store).guarantees().strength == "strong"
 
 
 def test_a_task_that_demands_strong_is_refused_when_it_is_registered() -> None:
@@ -90,8 +98,8 @@ def test_a_call_that_demands_strong_is_refused_before_it_is_enqueued() -> None:
 
 
 @pytest.mark.parametrize("name", STRONG)
-def test_a_strong_store_takes_a_task_that_demands_it(name: str, tmp_path: Path) -> None:
-    app = App(store=strong_store(name, tmp_path))
+def test_a_strong_store_takes_a_task_that_demands_it(strong_store: Store) -> None:
+    app = App(store=strong_store)
 
     @app.task(unique=Unique(strength="strong"))
     async def invoice() -> None: ...
@@ -120,8 +128,8 @@ async def test_tasks_on_a_best_effort_store_all_get_in(callers: int) -> None:
 
 @pytest.mark.parametrize("callers", CROWDS)
 @pytest.mark.parametrize("name", STRONG)
-async def test_threads_on_a_strong_store_make_one_job(name: str, callers: int, tmp_path: Path) -> None:
-    async with App(store=strong_store(name, tmp_path)) as app:
+async def test_threads_on_a_strong_store_make_one_job(callers: int, strong_store: Store) -> None:
+    async with App(store=strong_store) as app:
         answers = await asyncio.to_thread(in_threads, unique_task(app), callers)
         assert created(answers) - 1 == 0
         [holder] = await holders(app)
@@ -130,8 +138,8 @@ async def test_threads_on_a_strong_store_make_one_job(name: str, callers: int, t
 
 @pytest.mark.parametrize("callers", CROWDS)
 @pytest.mark.parametrize("name", STRONG)
-async def test_tasks_on_a_strong_store_make_one_job(name: str, callers: int, tmp_path: Path) -> None:
-    async with App(store=strong_store(name, tmp_path)) as app:
+async def test_tasks_on_a_strong_store_make_one_job(callers: int, strong_store: Store) -> None:
+    async with App(store=strong_store) as app:
         answers = await in_tasks(unique_task(app), callers)
         assert created(answers) - 1 == 0
         [holder] = await holders(app)

@@ -33,6 +33,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from redis import Redis
 
 from onejob import App, Job, Retry, State, Unique, lifecycle
 from onejob.app import admission_step
@@ -42,6 +43,7 @@ from onejob.job import fingerprint
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
 from onejob.stores.contract import Filter, Lease, Step, Store, Tally
 from onejob.stores.memory import MemoryStore
+from onejob.stores.redis.store import RedisStore
 from onejob.stores.sql.postgres.store import PostgresStore
 from onejob.stores.sql.sqlite import SQLiteStore
 from onejob.testing import Clock
@@ -320,7 +322,56 @@ class Tables:
         asyncio.run(self._store.close())
 
 
-OTHERS: dict[str, Callable[[pytest.FixtureRequest], Other]] = {"sqlite": Files, "postgres": Tables}
+class Keys:
+    """Redis: one database, emptied between examples; a crash leaves connections behind, and no script."""
+
+    examples = 100
+    options = ""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._url = request.getfixturevalue("redis_url")
+        self._left: list[RedisStore] = []
+        self._surgeon = Redis.from_url(self._url)
+
+    def begin(self, clock: Clock) -> Store:
+        self._clock = clock
+        self._surgeon.flushdb()
+        return self._opened()
+
+    def _opened(self) -> Store:
+        self._store = RedisStore(f"{self._url}{self.options}", clock=self._clock)
+        return self._store
+
+    async def reopen(self, *, crash: bool) -> Store:
+        if crash:
+            self._left.append(self._store)
+            self._surgeon.script_flush()
+        else:
+            await self._store.close()
+        return self._opened()
+
+    async def end(self) -> None:
+        for store in (*self._left, self._store):
+            await store.close()
+        self._left.clear()
+
+    def close(self) -> None:
+        self._surgeon.close()
+
+
+class Buckets(Keys):
+    """Redis with jobs in many buckets, as in a cluster; their ids do not tell in which."""
+
+    examples = 50
+    options = "?buckets=16"
+
+
+OTHERS: dict[str, Callable[[pytest.FixtureRequest], Other]] = {
+    "sqlite": Files,
+    "postgres": Tables,
+    "redis": Keys,
+    "redis in buckets": Buckets,
+}
 
 
 # ── the machine ───────────────────────────────────────────────────────────────────────────────────

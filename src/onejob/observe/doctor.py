@@ -14,8 +14,9 @@ LOOKED_AT = 10_000  # holds, the newest
 
 async def examine(store: Store, namespace: str, unique_tasks: Collection[str] | None) -> list[Finding]:
     """Look at everything; without `unique_tasks` nobody knows which tasks there should be."""
-    findings = [declared(store.guarantees), *await store.examine()]
+    findings = await store.examine()
     try:
+        findings.insert(0, declared(store.guarantees))
         schema = store.schema()
         if schema.found == schema.known:
             findings += [await stranded(store), await overstayed(store)]

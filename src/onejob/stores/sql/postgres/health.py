@@ -114,7 +114,7 @@ def wakes(connection: Connection[Any], settings: Settings, listen: str) -> Findi
     pooled = "A pooler stands before the server: statements are not prepared, and workers "
     if listen != "on":
         return Finding("pooler", "ok", f"{pooled}listen past it.")
-    advice = "To wake workers at once, give the server's own address: ?listen=postgresql://… in the app's URL."
+    advice = "To wake workers at once, add the server's own address to the app's URL: ?listen=postgresql://…"
     return Finding("pooler", "warn", f"{pooled}look for work twice a second.", advice)
 
 

@@ -1,0 +1,169 @@
+"""The open store, for threads: connections, and how questions travel over them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from onejob.forks import generation
+from onejob.job import EPOCH
+from onejob.stores.redis.faults import LOST, lost
+from onejob.stores.redis.flows import Ask, Flow, Ground
+from onejob.stores.redis.line import Line
+from onejob.stores.redis.messages import MOVE_PAUSE, MOVES, TIME, TRIES, Outbox, checked, errors, pack, undone
+from onejob.stores.redis.nodes import Node, Nodes
+from onejob.stores.redis.target import Target
+from onejob.stores.redis.wire import Cord
+
+T = TypeVar("T")
+
+SPARE = 16  # connections kept for threads, per server
+CLOCK_AGE = 30.0  # seconds after which the server's clock is asked again
+CLOSING = 1.0  # seconds to wait for another loop to let go
+
+
+class ServerClock:
+    """The server's time, read now and then, and carried on by this machine's steady clock between."""
+
+    def __init__(self) -> None:
+        self._offset = 0.0
+        self._read_at: float | None = None
+
+    def __call__(self) -> datetime:
+        """Tell the server's time."""
+        return EPOCH + timedelta(seconds=self._offset + time.monotonic())
+
+    @property
+    def stale(self) -> bool:
+        """Whether it should be read again."""
+        return self._read_at is None or time.monotonic() - self._read_at > CLOCK_AGE
+
+    def set(self, asked: float, answer: Sequence[Any]) -> None:
+        """Take the server's answer, given between `asked` and now."""
+        now = time.monotonic()
+        seconds, micros = answer
+        self._offset = int(seconds) + int(micros) / 1e6 - (asked + now) / 2
+        self._read_at = now
+
+
+class Engine:
+    """Connections to one server, or to a cluster."""
+
+    def __init__(self, target: Target, ground: Ground, clock: ServerClock) -> None:
+        self.generation = generation()
+        self.target = target
+        self.clock = clock
+        self.nodes = Nodes(target, [place.tag for place in ground.buckets])
+        self._spare: dict[Node, list[Cord]] = {}
+        self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Line] = weakref.WeakKeyDictionary()
+        self._door = threading.Lock()
+        self._closed = False
+
+    def run(self, flow: Flow[T], *, tries: int = TRIES) -> T:
+        """Drive a flow on this thread."""
+        try:
+            asks = next(flow)
+            while True:
+                asks = flow.send(self.ask(asks, tries=tries))
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+    def ask(self, asks: Iterable[Ask], *, tries: int = TRIES) -> list[Any]:
+        """Ask on this thread; over a new connection if the old one is lost."""
+        outbox = Outbox(asks)
+        for left in reversed(range(tries)):
+            try:
+                return checked(self._exchange(outbox), self.target.label)
+            except LOST as error:
+                if not left:
+                    raise lost(error, self.target.label) from None
+                outbox.again()
+                with contextlib.suppress(*LOST):
+                    self.nodes.refresh()
+        raise AssertionError  # the last try returns or raises
+
+    def _exchange(self, outbox: Outbox) -> list[Any]:
+        cords: dict[Node, Cord] = {}
+        try:
+            if self.clock.stale:
+                asked = time.monotonic()
+                self.clock.set(asked, self._cord(cords, 0).ask(TIME))
+            for ask in outbox:
+                self._cord(cords, ask.bucket).put(pack(ask))
+            for cord in cords.values():
+                cord.flush()
+            replies = [self._cord(cords, ask.bucket).read() for ask in outbox.sent]
+            if errors(replies):
+                self._once_more(outbox.sent, replies, cords)
+        except BaseException:
+            for cord in cords.values():
+                cord.close()
+            raise
+        for node, cord in cords.items():
+            self._put_by(node, cord)
+        return replies
+
+    def _once_more(self, sent: Sequence[Ask], replies: list[Any], cords: dict[Node, Cord]) -> None:
+        """Send scripts whole to a server that does not know them, and on to where a bucket has gone."""
+        for _ in range(MOVES):
+            strange = undone(replies, "NOSCRIPT")
+            moved = undone(replies, "MOVED", "ASK", "TRYAGAIN")
+            if moved:
+                time.sleep(MOVE_PAUSE)
+                self.nodes.refresh()
+            for index in (*strange, *moved):
+                replies[index] = self._cord(cords, sent[index].bucket).ask(
+                    pack(sent[index], whole=index in strange)
+                )
+            if not strange and not moved:
+                return
+
+    def _cord(self, cords: dict[Node, Cord], bucket: int) -> Cord:
+        node = self.nodes.of(bucket)
+        cord = cords.get(node)
+        if cord is None:
+            spare = self._spare.get(node)
+            cord = cords[node] = spare.pop() if spare else Cord(self.nodes.blocking(node))
+        return cord
+
+    def _put_by(self, node: Node, cord: Cord) -> None:
+        spare = self._spare.setdefault(node, [])
+        if self._closed or len(spare) >= SPARE:
+            cord.close()
+        else:
+            spare.append(cord)
+
+    @property
+    def line(self) -> Line:
+        """The running event loop's own connections."""
+        loop = asyncio.get_running_loop()
+        line = self._lines.get(loop)
+        if line is None:
+            with self._door:
+                line = self._lines.setdefault(loop, Line(self.target, self.nodes, self.clock))
+        return line
+
+    def close_spare(self) -> None:
+        """Cut the connections that threads have left."""
+        self._closed = True
+        for spare in self._spare.values():
+            while spare:
+                spare.pop().close()
+
+    async def close(self) -> None:
+        """Cut every connection, each on the loop that it belongs to."""
+        self.close_spare()
+        here = asyncio.get_running_loop()
+        for loop, line in list(self._lines.items()):
+            if loop is here:
+                await line.close()
+            elif loop.is_running():
+                with contextlib.suppress(TimeoutError):
+                    leaving = asyncio.run_coroutine_threadsafe(line.close(), loop)
+                    await asyncio.wait_for(asyncio.wrap_future(leaving), CLOSING)

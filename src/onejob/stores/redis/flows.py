@@ -1,0 +1,753 @@
+"""What the store does, without doing it: generators that yield questions and receive answers.
+
+A step is decided here, on what was seen, and written by the `swap` script only if that is still so. What was
+seen may be a guess: a new request guesses that nobody stands for its key, the end of a run that nothing has
+changed since its start. A wrong guess costs one more round, for the script answers with what is there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import chain
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar
+
+from onejob.errors import AdmissionBusy, OnejobError
+from onejob.job import TERMINAL, Changes, Job, Mark, State, Trait, View
+from onejob.lifecycle import mature, start
+from onejob.stores.book import Book
+from onejob.stores.contract import Lease, Step
+from onejob.stores.redis import layout
+from onejob.stores.redis.layout import TIMED, Bucket, Shift, frame, micros
+from onejob.stores.redis.records import REVISION, Seen, read_job, read_mark, write_job, write_mark
+
+T = TypeVar("T")
+
+WRITTEN, BEFORE, FULL = 1, 2, 3  # what `swap` answers, besides what is there
+MOSTLY, FADING = 0.75, 0.9  # when to look before guessing that a key is free, and how soon that is forgotten
+FIRST, AGAIN = b"0", b"1"  # whether a script was sent before
+GROUPS = 100  # in one script at most: the server does nothing else meanwhile
+MATURED_AT_ONCE = 1000
+TURN, TURN_USED = 5000, 4000  # milliseconds for which a turn is given, and within which it is used
+CLAIM = timedelta(seconds=5)  # how long a job is set aside for one who decides whether to start it
+REMEMBERED = 10_000  # runs whose last sight is kept, to guess by
+
+RINGING = TERMINAL | TIMED | {State.AVAILABLE}  # states that somebody may wait for
+
+
+class Ask(NamedTuple):
+    """One question to a bucket: a script by name, or a plain command."""
+
+    bucket: int
+    words: list[Any] | tuple[Any, ...]
+    script: str | None = None
+    keys: Sequence[bytes] = ()
+
+    def again(self) -> Ask:
+        """Make the same question, for when nobody knows whether it came through."""
+        return (
+            self._replace(words=[*self.words[:2], AGAIN, *self.words[3:]]) if self.script == "swap" else self
+        )
+
+
+Flow = Generator[Iterable[Ask], list[Any], T]
+Clock = Callable[[], datetime]
+
+
+# ── what was seen ─────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class Sight:
+    """Jobs and a key as they were seen, or are guessed to be."""
+
+    jobs: dict[str, Seen] = field(default_factory=dict)
+    held: str | None = None
+    next: str | None = None
+    mark: bytes | None = None
+    place: Bucket | None = None
+    actual: bool = False  # whether the store has shown it
+
+    def book(self) -> Book:
+        """Make the working copy."""
+        book = Book()
+        for seen in self.jobs.values():
+            book.put(seen.job)
+        if self.mark is not None:
+            book.note(read_mark(self.mark))
+        return book
+
+    def revision(self, job_id: str | None) -> bytes:
+        """Tell the revision that a job is expected to have."""
+        seen = None if job_id is None else self.jobs.get(job_id)
+        return b"-" if seen is None else seen.revision
+
+    def pointer(self, job_id: str | None) -> bytes:
+        """Tell who is expected to stand for the key, and in which revision."""
+        return framed(None if job_id is None else job_id.encode()) + self.revision(job_id)
+
+
+def framed(text: bytes | None) -> bytes:
+    """Write text with its length, as the script does."""
+    return b"-" if text is None else b"%d:%b" % (len(text), text)
+
+
+def read_sight(place: Bucket, reply: Sequence[Any]) -> Sight:
+    """Read what the script has shown."""
+    records, held, holder, following, successor, mark, marked = reply
+    first, second = (name and name.decode() for name in (held, following))
+    sight = Sight({}, first, second, mark, place, actual=True)
+    for record in (*records, holder, successor, marked):
+        if record is not None:
+            seen = read_job(record)
+            sight.jobs.setdefault(seen.job.id, seen)
+    return sight
+
+
+NOTHING = Sight()  # never changed: what a request guesses
+UNSEEN = (b"", b"----", b"-----")  # what the script writes where nothing is, by how much is shown
+
+
+def new_revision() -> bytes:
+    """Make a revision that no other write has."""
+    return random.getrandbits(8 * REVISION).to_bytes(REVISION, "big")
+
+
+class Memory:
+    """What was last seen of jobs that run here, so that the next step can guess."""
+
+    __slots__ = ("_sights",)
+
+    def __init__(self) -> None:
+        self._sights: dict[str, Sight] = {}
+
+    def recall(self, job_id: str) -> Sight | None:
+        """Tell what a job looked like, once: whoever uses a guess learns the truth."""
+        return self._sights.pop(job_id, None)
+
+    def keep(self, job_id: str, sight: Sight) -> None:
+        """Remember what a job looks like; the oldest memories fade."""
+        self._sights[job_id] = sight
+        if len(self._sights) > REMEMBERED:
+            self._sights.pop(next(iter(self._sights)), None)
+
+
+# ── where flows work ──────────────────────────────────────────────────────────────────────────────
+
+
+class Ground:
+    """The buckets, the clock, what is remembered, and what to say when something is due."""
+
+    def __init__(self, prefix: str, buckets: int, clock: Clock, patience: float) -> None:
+        self.prefix = prefix
+        self.buckets = [Bucket(prefix, number) for number in range(buckets)]
+        self.clock = clock
+        self.patience = patience  # seconds in which a step must win its race
+        self.channel = f"{prefix}:bell".encode()
+        self.voice = random.randbytes(8)  # noqa: S311 - a label
+        self.memory = Memory()
+        self.absorbed = 0.0  # how many of the last requests were duplicates, as a share
+
+    def home(self, token: bytes | str) -> Bucket:
+        """Tell the bucket of a key, or of a job by its id."""
+        return self.buckets[layout.number(token) % len(self.buckets) if len(self.buckets) > 1 else 0]
+
+
+# ── groups: steps that share a key or a job ───────────────────────────────────────────────────────
+
+
+class Group:
+    """Steps on one key or one job, which are decided together and written together."""
+
+    __slots__ = ("answers", "depth", "ids", "key", "limits", "sight", "steps")
+
+    def __init__(self, key: bytes | None) -> None:
+        self.key = key
+        self.ids: list[str] = []
+        self.steps: list[tuple[int, Step]] = []
+        self.depth = 0
+        self.sight = NOTHING
+        self.limits: list[tuple[bytes, int, int]] = []  # counter, limit, and what is to be added
+        self.answers: list[Any] = []
+
+    def add(self, position: int, step: Step) -> None:
+        """Take in a step."""
+        self.steps.append((position, step))
+        if step.job_id is not None and step.job_id not in self.ids:
+            self.ids.append(step.job_id)
+        depth = 0 if step.alone else 2 if step.marks or step.job_id is not None else 1
+        self.depth = max(self.depth, depth)
+
+    def show(self, sight: Sight) -> None:
+        """Take in what was seen of one more of the jobs."""
+        if len(self.ids) < 2:  # noqa: PLR2004 - the first one
+            self.sight = sight
+        else:
+            actual = self.sight.actual and sight.actual
+            self.sight = Sight(
+                self.sight.jobs | sight.jobs, sight.held, sight.next, sight.mark, sight.place, actual
+            )
+
+    def expected(self) -> bytes:
+        """Write what is expected to be there, as the script writes what is."""
+        sight = self.sight
+        if sight is NOTHING:
+            return UNSEEN[self.depth if self.key is not None else 0]
+        parts = [sight.revision(job_id) for job_id in self.ids]
+        if self.depth > 0 and self.key is not None:
+            parts += [sight.pointer(sight.held), sight.pointer(sight.next)]
+            if self.depth > 1:
+                parts.append(framed(sight.mark))
+        return b"".join(parts)
+
+
+class Plan(NamedTuple):
+    """What deciding a group has come to: what to write, and what there will then be to see."""
+
+    place: Bucket
+    fresh: Sequence[str] = ()
+    commands: Sequence[list[Any]] = ()
+    counters: Iterable[tuple[tuple[bytes, bytes], int]] = ()
+    after: Sight | None = None
+    revision: bytes = b""
+    rings: bool = False
+
+
+def decide(group: Group, ground: Ground, now: datetime) -> Plan:
+    """Run a group's steps on what was seen, and compare what comes out."""
+    if group.sight is NOTHING and len(group.steps) == 1:
+        return hope(group, ground, now)
+    return decide_on(group, group.sight.book(), ground, now)
+
+
+def hope(group: Group, ground: Ground, now: datetime) -> Plan:
+    """Decide a request as if nobody stood for its key, the shortest way."""
+    try:
+        changes = group.steps[0][1].act(View(now))
+    except OnejobError as refusal:
+        changes = Changes(refusal)
+    if len(changes.inserts) != 1 or changes.updates or changes.deletes:
+        return decide_on(group, Book(), ground, now)
+    [job] = changes.inserts
+    group.answers = [changes.answer]
+    place = ground.home(job.key or job.id)
+    counters = [(counter, 1) for counter in layout.counters(place, job)]
+    return Plan(place, [job.id], insertion(job, changes.mark, place), counters, rings=job.state in RINGING)
+
+
+def insertion(job: Job, mark: Mark | None, place: Bucket) -> list[list[Any]]:
+    """Write a job where nothing is."""
+    commands: list[list[Any]] = [["HSET", place.jobs, job.id, write_job(job, new_revision())]]
+    if job.held_key is not None:
+        commands.append(["HSET", place.held, job.held_key, job.id])
+    if job.next_key is not None:
+        commands.append(["HSET", place.next, job.next_key, job.id])
+    if mark is not None and mark.job:
+        commands.append(["HSET", place.marks, mark.key, write_mark(mark)])
+    commands += [
+        ["ZADD", name, score, member] for (name, member), score in layout.entries(place, job).items()
+    ]
+    return commands
+
+
+def decide_on(group: Group, book: Book, ground: Ground, now: datetime) -> Plan:
+    """Run a group's steps on a book, and compare what comes out."""
+    changes: list[Changes] = []
+    group.answers = [book.run(step, now, changes.append) for _, step in group.steps]
+    place = group.sight.place or ground.home(group.key or next(iter(book.jobs), ""))
+    if any(one.updates or one.inserts or one.deletes or one.mark for one in changes):
+        return compare(group, book, place)
+    return Plan(place)
+
+
+def compare(group: Group, book: Book, place: Bucket) -> Plan:
+    """Collect what must be written to get from what was seen to what is in the book."""
+    sight, revision = group.sight, new_revision()
+    after = Sight(sight.jobs, sight.held, sight.next, sight.mark, place)
+    changed = [job for job in book.jobs.values() if not _same(sight.jobs.get(job.id), job)]
+    gone = [seen.job for seen in sight.jobs.values() if seen.job.id not in book.jobs]
+    after.jobs = {job.id: sight.jobs.get(job.id) or Seen(revision, job) for job in book.jobs.values()}
+    after.jobs |= {job.id: Seen(revision, job) for job in changed}
+    shift = Shift(place)
+    for job in changed:
+        shift.note(seen.job if (seen := sight.jobs.get(job.id)) else None, job)
+    for job in gone:
+        shift.note(job, None)
+    commands = [["HSET", place.jobs, job.id, write_job(job, revision)] for job in changed]
+    commands += [["HDEL", place.jobs, job.id] for job in gone]
+    commands += pointed(group, book, place, after) + remarked(group, book, place, after) + moves(shift)
+    fresh = [job.id for job in changed if job.id not in sight.jobs]
+    counters = [one for one in shift.counted.items() if one[1]]
+    rings = any(job.state in RINGING for job in changed)
+    return Plan(place, fresh, commands, counters, after, revision, rings)
+
+
+def _same(seen: Seen | None, job: Job) -> bool:
+    return seen is not None and seen.job is job
+
+
+def pointed(group: Group, book: Book, place: Bucket, after: Sight) -> list[list[Any]]:
+    """Let the key point to whoever stands for it now."""
+    if group.key is None or group.depth == 0:
+        return []
+    held, following = after.held, after.next
+    after.held, after.next = book.held.get(group.key), book.nexts.get(group.key)
+    return [
+        *turn(place.held, group.key, held, after.held),
+        *turn(place.next, group.key, following, after.next),
+    ]
+
+
+def remarked(group: Group, book: Book, place: Bucket, after: Sight) -> list[list[Any]]:
+    """Write the key's mark anew, if it has changed."""
+    if group.key is None or group.depth < 2:  # noqa: PLR2004 - marks were not shown
+        return []
+    old, mark = after.mark, book.marks.get(group.key)
+    after.mark = None if mark is None else write_mark(mark)
+    return turn(place.marks, group.key, old, after.mark)
+
+
+def turn(name: bytes, key: bytes, old: Any, new: Any) -> list[list[Any]]:
+    """Write what a key has in a hash, or take it away, if it has changed."""
+    if new == old:
+        return []
+    return [["HDEL", name, key]] if new is None else [["HSET", name, key, new]]
+
+
+def moves(shift: Shift) -> list[list[Any]]:
+    """Write the changes of the indexes as commands."""
+    return [
+        *(["ZADD", name, score, member] for name, member, score in shift.added),
+        *(["ZREM", name, member] for name, member in shift.removed),
+    ]
+
+
+# ── applying ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def apply(steps: Sequence[Step], ground: Ground) -> Flow[list[Any]]:
+    """Decide steps in order and write what they change; steps on one key or job are one group."""
+    if len(steps) == 1 and steps[0].job_id is None:
+        return (yield from admit(steps[0], ground))
+    groups = yield from arrange(steps, ground)
+    yield from commit(groups, ground)
+    answers: list[Any] = [None] * len(steps)
+    for group in groups:
+        for (position, _), answer in zip(group.steps, group.answers, strict=True):
+            answers[position] = answer
+    return answers
+
+
+def admit(step: Step, ground: Ground) -> Flow[list[Any]]:
+    """Do the same for one request, the shortest way."""
+    group = Group(step.key)
+    group.add(0, step)
+    if step.key is not None and ground.absorbed > MOSTLY:
+        sight = yield from peek(step.key, group.depth, ground)
+        if sight.held or sight.next or sight.mark:
+            return (yield from meet(group, sight, ground))
+    plan = decide(group, ground, ground.clock())
+    script = Script(plan.place, ground)
+    script.add(group, plan)
+    [[reply]] = yield (script.ask(),)
+    if isinstance(reply, int):
+        ground.absorbed *= FADING
+        return group.answers
+    return (yield from meet(group, read_sight(plan.place, reply), ground))
+
+
+def meet(group: Group, sight: Sight, ground: Ground) -> Flow[list[Any]]:
+    """Decide a request on who stands for its key; most often there is nothing to write."""
+    group.sight = sight
+    if decide_on(group, sight.book(), ground, ground.clock()).commands:
+        yield from commit([group], ground)
+    else:
+        ground.absorbed = ground.absorbed * FADING + (1 - FADING)
+    return group.answers
+
+
+def peek(key: bytes, depth: int, ground: Ground) -> Flow[Sight]:
+    """See who stands for a key."""
+    place = ground.home(key)
+    [reply] = yield (Ask(place.number, (key, depth), "peek", place.fixed[:4]),)
+    return read_sight(place, reply)
+
+
+def arrange(steps: Sequence[Step], ground: Ground) -> Flow[list[Group]]:
+    """Bring together the steps that share a key or a job; look up jobs that are not remembered."""
+    ids = dict.fromkeys(step.job_id for step in steps if step.job_id is not None)
+    sights = {job_id: sight for job_id in ids if (sight := ground.memory.recall(job_id)) is not None}
+    if len(sights) < len(ids):
+        sights |= yield from look_up([job_id for job_id in ids if job_id not in sights], ground)
+    groups: dict[Any, Group] = {}
+    for position, step in enumerate(steps):
+        sight = None if step.job_id is None else sights[step.job_id]
+        seen = None if step.job_id is None or sight is None else sight.jobs.get(step.job_id)
+        key = seen.job.key if seen is not None else step.key
+        group = groups.setdefault(key or step.job_id or position, Group(key))
+        group.add(position, step)
+        if sight is not None:
+            group.show(sight)
+    return list(groups.values())
+
+
+def look_up(ids: Sequence[str], ground: Ground) -> Flow[dict[str, Sight]]:
+    """See jobs and who stands for their keys; one that is not where its id says is looked for everywhere."""
+    found = dict((yield from look_in([(ground.home(job_id), job_id) for job_id in ids], ground)))
+    astray = [job_id for job_id, sight in found.items() if job_id not in sight.jobs]
+    if astray and len(ground.buckets) > 1:
+        everywhere = [(place, job_id) for job_id in astray for place in ground.buckets]
+        shown = yield from look_in(everywhere, ground)
+        found |= {job_id: sight for job_id, sight in shown if job_id in sight.jobs}
+    return found
+
+
+def look_in(wanted: Sequence[tuple[Bucket, str]], ground: Ground) -> Flow[list[tuple[str, Sight]]]:
+    """See jobs in the buckets that are named."""
+    found: list[tuple[str, Sight]] = []
+    asks = []
+    for place in ground.buckets:
+        ids = [job_id for home, job_id in wanted if home is place]
+        found += [(job_id, Sight(place=place)) for job_id in ids]
+        for first in range(0, len(ids), GROUPS):
+            script = Script(place, ground)
+            for job_id in ids[first : first + GROUPS]:
+                script.look(job_id)
+            asks.append(script.ask())
+    replies = yield asks
+    shown = [answer for reply in replies for answer in reply]
+    return [
+        (job_id, read_sight(sight.place, reply))
+        for (job_id, sight), reply in zip(found, shown, strict=True)
+        if sight.place is not None
+    ]
+
+
+def commit(groups: Sequence[Group], ground: Ground) -> Flow[None]:
+    """Decide and write groups until each has been written as it was decided, or patience ends."""
+    left, ends = groups, monotonic() + ground.patience
+    while left:
+        sent: list[tuple[Group, Plan]] = []
+        asks = scripts(left, ground, sent)
+        if (first := next(asks, None)) is None:
+            return
+        replies = yield chain((first,), asks)
+        answers = (answer for reply in replies for answer in reply)
+        left = [
+            group
+            for (group, plan), answer in zip(sent, answers, strict=True)
+            if not settled(group, plan, answer, ground)
+        ]
+        if left and monotonic() > ends:
+            give_up(left)
+            return
+
+
+def scripts(groups: Sequence[Group], ground: Ground, sent: list[tuple[Group, Plan]]) -> Iterator[Ask]:
+    """Decide groups and tell the script, a part at a time: the server writes one while we decide the next."""
+    now = ground.clock()
+    for some in partitioned(groups, ground):
+        plans = [(group, decide(group, ground, now)) for group in some]
+        script = None
+        for group, plan in plans:
+            if plan.commands or not group.sight.actual:
+                sent.append((group, plan))
+                script = script or Script(plan.place, ground)
+                script.add(group, plan)
+        if script is not None:
+            yield script.ask()
+
+
+def partitioned(groups: Sequence[Group], ground: Ground) -> Iterator[Sequence[Group]]:
+    """Part groups into what one script takes: some of one bucket."""
+    if len(ground.buckets) == 1:
+        shares = [groups]
+    else:
+        homes: dict[Any, list[Group]] = {}
+        for group in groups:  # a job without a key is placed by the id that it will have, so it goes alone
+            place = group.sight.place or (group.key and ground.home(group.key))
+            homes.setdefault(place or group, []).append(group)
+        shares = list(homes.values())
+    for share in shares:
+        for first in range(0, len(share), GROUPS):
+            yield share[first : first + GROUPS]
+
+
+def settled(group: Group, plan: Plan, reply: Any, ground: Ground) -> bool:
+    """Tell whether a group is done; if not, it now knows what is there."""
+    if reply == FULL:
+        group.answers = [None for _ in group.steps]
+        return True
+    if reply not in {WRITTEN, BEFORE} if isinstance(reply, int) else not was_ours(plan, reply):
+        group.sight = read_sight(plan.place, reply)
+        return False
+    remember(group, plan.after or group.sight, ground)
+    return True
+
+
+def remember(group: Group, after: Sight, ground: Ground) -> None:
+    """Keep what is now to be seen of jobs that run, for whoever takes the next step on them."""
+    for job_id in group.ids:
+        seen = after.jobs.get(job_id)
+        if seen is not None and seen.job.state is State.ACTIVE:
+            ground.memory.keep(job_id, after)
+
+
+def was_ours(plan: Plan, reply: Sequence[Any]) -> bool:
+    """Tell whether this very write was done before, and only its answer was lost."""
+    if not plan.revision:
+        return False
+    shown = (*reply[0], reply[2], reply[4])
+    return any(record is not None and record[:REVISION] == plan.revision for record in shown)
+
+
+def give_up(groups: Iterable[Group]) -> None:
+    """Answer steps that others kept overtaking."""
+    for group in groups:
+        busy = AdmissionBusy("The key changes hands faster than this request can be settled: try again.")
+        group.answers = [busy for _ in group.steps]
+
+
+class Script:
+    """A call of `swap` in the making: every key and counter is named once, and then known by number."""
+
+    __slots__ = ("_counters", "_head", "_numbers", "_place", "_words")
+
+    def __init__(self, place: Bucket, ground: Ground) -> None:
+        self._place = place
+        self._numbers = dict(place.numbers)
+        self._counters: dict[tuple[bytes, bytes], int] = {}
+        self._head = (ground.channel, ground.voice, FIRST)
+        self._words: list[Any] = []
+
+    def add(self, group: Group, plan: Plan) -> None:
+        """Write a plan, if what it relies on is still so."""
+        commands: list[Any] = []
+        numbers = self._numbers
+        for command in plan.commands:
+            name = command[1]
+            number = numbers.get(name) or numbers.setdefault(name, len(numbers) + 1)
+            commands += (len(command), command[0], number, *command[2:])
+        counters: list[Any] = []
+        for counter, by in plan.counters:
+            counters += (self._counter(counter), by)
+        limits: list[Any] = []
+        for queue, most, by in group.limits:
+            limits += (self._counter((self._place.active, queue)) if queue else 0, most, by)
+        ids, fresh = group.ids, plan.fresh
+        self._words += (group.key or b"", group.depth, group.expected(), len(ids), len(fresh), len(limits))
+        self._words += (len(counters), len(commands), b"1" if plan.rings else b"0")
+        self._words += (*ids, *fresh, *limits, *counters, *commands)
+
+    def _counter(self, counter: tuple[bytes, bytes]) -> int:
+        return self._counters.get(counter) or self._counters.setdefault(counter, len(self._counters) + 1)
+
+    def look(self, job_id: str) -> None:
+        """Show a job, and who stands for its key."""
+        self._words += (b"", 2, b"?", 1, 0, 0, 0, 0, b"0", job_id)
+
+    def ask(self) -> Ask:
+        """Make the question."""
+        words: list[Any] = [*self._head, len(self._counters)]
+        for name, counter in self._counters:
+            words += (self._numbers[name], counter)
+        words += self._words
+        return Ask(self._place.number, words, "swap", list(self._numbers))
+
+
+# ── leasing ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Claim(NamedTuple):
+    """A job that is set aside for us, and what was seen of it then."""
+
+    name: bytes
+    member: bytes
+    job: Job
+    sight: Sight
+
+    @property
+    def revision(self) -> bytes:
+        """The revision that the job had then."""
+        return self.sight.revision(self.job.id)
+
+
+def lease(wanted: Lease, ground: Ground) -> Flow[list[Job]]:
+    """Make due jobs available, then start the best of them."""
+    limited = {queue for queue, room in wanted.queues.items() if room > 0} & wanted.limits.keys()
+    if len(ground.buckets) == 1 or not limited:
+        return (yield from lease_within(wanted, wanted.queues, None, ground))
+    return (yield from lease_in_turn(wanted, limited, ground))
+
+
+def lease_within(
+    wanted: Lease, queues: Mapping[str, int], deadline: int | None, ground: Ground
+) -> Flow[list[Job]]:
+    """Start due jobs, as many as the queues have room for."""
+    started: list[Job] = []
+    ripen, last = MATURED_AT_ONCE, b""
+    while len(started) < wanted.total:
+        rest = wanted.total - len(started)
+        ripe, claims = yield from claim(wanted, rooms(queues, started), (rest, ripen), ground)
+        if ripe:
+            yield from apply([Step(mature, job_id) for job_id in ripe], ground)
+            ripen = 0
+            continue
+        if len(ground.buckets) > 1:
+            claims = best(claims, rooms(queues, started), rest)
+        if not claims or claims[0].revision == last:  # the best one cannot be started now
+            break
+        begun, again = yield from begin(claims, wanted, deadline, ground)
+        started += begun
+        last = claims[0].revision
+        if not again:
+            break
+    return started
+
+
+def rooms(queues: Mapping[str, int], started: Sequence[Job]) -> dict[str, int]:
+    """Tell how many more jobs each queue may give."""
+    left = {queue: most - sum(job.queue == queue for job in started) for queue, most in queues.items()}
+    return {queue: room for queue, room in left.items() if room > 0}
+
+
+def best(claims: Sequence[Claim], room: Mapping[str, int], rest: int) -> list[Claim]:
+    """Keep the best of what several buckets have given."""
+    left, kept = dict(room), list[Claim]()
+    for one in claims:
+        if len(kept) < rest and left.get(one.job.queue, 0) > 0:
+            left[one.job.queue] -= 1
+            kept.append(one)
+    return kept
+
+
+def lease_in_turn(wanted: Lease, limited: Collection[str], ground: Ground) -> Flow[list[Job]]:
+    """Start jobs of limited queues that lie in several buckets: one worker at a time, who counts them first.
+
+    A start is refused once the turn has ended, so that nobody who was held up goes on from an old count.
+    """
+    place, me = ground.buckets[0], random.randbytes(8)  # noqa: S311 - a label
+    keys = [place.beside("turn", wanted.namespace), place.beside("turn wanted", wanted.namespace)]
+    words = [me, TURN, ground.channel, ground.voice]
+    [time] = yield [Ask(place.number, words, "turn", keys)]
+    if time is None:
+        others = {queue: room for queue, room in wanted.queues.items() if queue not in limited}
+        return (yield from lease_within(wanted, others, None, ground))
+    queues = dict(wanted.queues)
+    for queue in limited:
+        field = frame(wanted.namespace, queue)
+        active = yield [Ask(each.number, ("HGET", each.active, field)) for each in ground.buckets]
+        queues[queue] = min(queues[queue], wanted.limits[queue] - sum(int(number or 0) for number in active))
+    deadline = int(time[0]) * 1_000_000 + int(time[1]) + TURN_USED * 1000
+    started = yield from lease_within(wanted, queues, deadline, ground)
+    yield [Ask(place.number, [me, 0, *words[2:]], "turn", keys)]
+    return started
+
+
+def claim(
+    wanted: Lease, room: Mapping[str, int], most: tuple[int, int], ground: Ground
+) -> Flow[tuple[list[str], list[Claim]]]:
+    """Set the best available jobs aside, or tell which must be made available first."""
+    asks = [claim_ask(place, wanted, room, most, ground) for place in ground.buckets]
+    replies = yield asks
+    ripe = [job_id.decode() for ids, _ in replies for job_id in ids]
+    claims = [
+        read_claim(ask, place, answer)
+        for ask, place, (_, answers) in zip(asks, ground.buckets, replies, strict=True)
+        for answer in answers
+        if answer[2] is not None
+    ]
+    if len(ground.buckets) > 1:
+        claims.sort(key=lambda one: one.member)
+    return ripe, claims
+
+
+def claim_ask(
+    place: Bucket, wanted: Lease, room: Mapping[str, int], most: tuple[int, int], ground: Ground
+) -> Ask:
+    """Ask one bucket for its best available jobs."""
+    now, tasks = ground.clock(), sorted(wanted.tasks)
+    due = (place.due(wanted.namespace, queue, task) for queue in room for task in tasks)
+    # Of several buckets nobody knows which have the best jobs, so they are only looked at: whoever loses the
+    # race for one looks again.
+    lapses = micros(now + CLAIM) if len(ground.buckets) == 1 else ""
+    words: list[Any] = [micros(now), lapses, *most]
+    for queue, own in room.items():
+        words += [frame(wanted.namespace, queue), own, wanted.limits.get(queue, ""), len(tasks)]
+    return Ask(place.number, words, "claim", [*place.fixed, place.timed, *due])
+
+
+def read_claim(ask: Ask, place: Bucket, answer: Sequence[Any]) -> Claim:
+    """Read one claimed job."""
+    index, member, record, held, holder, following, successor, mark = answer
+    reply = ([record], held, holder, following, successor, mark, None)
+    sight = read_sight(place, reply)
+    return Claim(ask.keys[index - 1], member, next(iter(sight.jobs.values())).job, sight)
+
+
+def let_go(claims: Sequence[Claim]) -> Flow[None]:
+    """Give claimed jobs back to whoever asks next."""
+    asks = [
+        Ask(one.sight.place.number, ("ZADD", one.name, "XX", 0, one.member))
+        for one in claims
+        if one.sight.place is not None
+    ]
+    if asks:
+        yield asks
+
+
+def begin(
+    claims: Sequence[Claim], wanted: Lease, deadline: int | None, ground: Ground
+) -> Flow[tuple[list[Job], bool]]:
+    """Start claimed jobs, best first, up to one that lets its successor in: that may be better."""
+    act = partial(start, worker=wanted.worker, lease=wanted.duration)
+    steps = [Step(act, one.job.id) for one in claims]
+    last = first_to_let_go(claims, steps, ground.clock())
+    groups: dict[Any, Group] = {}
+    for position, one in enumerate(claims[: last + 1]):
+        group = groups.setdefault(one.job.key or one.job.id, Group(one.job.key))
+        group.add(position, steps[position])
+        group.show(one.sight)
+        if one.job.queue in wanted.limits:
+            limit(group, frame(wanted.namespace, one.job.queue), wanted.limits[one.job.queue])
+            group.limits += [(b"", deadline, 0)] if deadline is not None else []
+    yield from commit(list(groups.values()), ground)
+    answers = {
+        position: answer
+        for group in groups.values()
+        for (position, _), answer in zip(group.steps, group.answers, strict=True)
+    }
+    begun = [answer for _, answer in sorted(answers.items()) if isinstance(answer, Job)]
+    left = [one for position, one in enumerate(claims) if not isinstance(answers.get(position), Job)]
+    yield from let_go(left)
+    return begun, bool(left)
+
+
+def limit(group: Group, counter: bytes, most: int) -> None:
+    """Let a group start one more job of a queue, if that has room."""
+    before = sum(by for name, _, by in group.limits if name == counter)
+    group.limits = [one for one in group.limits if one[0] != counter] + [(counter, most, before + 1)]
+
+
+def first_to_let_go(claims: Sequence[Claim], steps: Sequence[Step], now: datetime) -> int:
+    """Find the first job whose start ends it or lets another in; else the last."""
+    for position, one in enumerate(claims):
+        if may_let_go(one.job):
+            book = one.sight.book()
+            waiting = len(book.nexts)
+            if book.run(steps[position], now, forget) is None or len(book.nexts) < waiting:
+                return position
+    return len(claims) - 1
+
+
+def forget(_changes: Changes) -> None:
+    """Record nothing: this is only a look ahead."""
+
+
+def may_let_go(job: Job) -> bool:
+    """Tell whether starting this job may free its key or end it."""
+    return job.version is not None or bool(job.traits & (Trait.NEWEST_WINS | Trait.RELEASES_AT_START))

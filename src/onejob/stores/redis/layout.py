@@ -1,0 +1,176 @@
+"""Where things lie: the names of keys, and the entries of a job in the indexes.
+
+Everything of a bucket carries one hash tag, so that a cluster keeps it on one node and a script may touch
+all of it. Names of namespaces, queues and tasks are framed as JSON, so that no character in them can make
+two names one.
+"""
+
+from __future__ import annotations
+
+import struct
+from datetime import datetime, timedelta
+from functools import lru_cache
+from zlib import crc32
+
+import msgspec
+
+from onejob.job import EPOCH, TERMINAL, Job, State
+
+VERSION = 1  # of this layout
+MICROSECOND = timedelta(microseconds=1)
+SIGN = 1 << 63
+_rank = struct.Struct(">QQQ").pack
+TIMED = frozenset({State.SCHEDULED, State.RETRYABLE})
+NAMES = 4096  # kept ready
+
+Entries = dict[tuple[bytes, bytes], bytes]
+"""Sorted set and member → score."""
+
+
+class Bucket:
+    """The keys of one bucket. Scripts get the fixed ones, all hashes, then the sorted sets they need."""
+
+    __slots__ = (
+        "_names",
+        "active",
+        "chains",
+        "counts",
+        "fixed",
+        "held",
+        "jobs",
+        "keyed",
+        "leased",
+        "marks",
+        "next",
+        "number",
+        "numbers",
+        "tag",
+        "timed",
+    )
+
+    def __init__(self, prefix: str, number: int) -> None:
+        self.number = number
+        self.tag = b"{%b:%d}:" % (prefix.encode(), number)
+        self.jobs = self.tag + b"jobs"  # id → record
+        self.held = self.tag + b"held"  # key → id of its holder
+        self.next = self.tag + b"next"  # key → id of its successor
+        self.marks = self.tag + b"marks"  # key → mark
+        self.counts = self.tag + b"counts"  # namespace, queue, task, state, held or not → number
+        self.active = self.tag + b"active"  # namespace, queue → number
+        self.keyed = self.tag + b"keyed"  # key and id, in order
+        self.chains = self.tag + b"chains"  # chain and id of a continuation, in order
+        self.timed = self.tag + b"timed"  # id by run time
+        self.leased = self.tag + b"leased"  # id by the end of its lease
+        self.fixed = (self.jobs, self.held, self.next, self.marks, self.active, self.counts)
+        self.numbers = {name: number for number, name in enumerate(self.fixed, 1)}
+        self._names: dict[tuple[str, ...], bytes] = {}
+
+    def beside(self, *names: str) -> bytes:
+        """Name an index that there is one of per names."""
+        name = self._names.get(names)
+        if name is None:
+            if len(self._names) > NAMES:
+                self._names.clear()
+            name = self._names[names] = b"%b%b:%b" % (self.tag, names[0].encode(), frame(*names[1:]))
+        return name
+
+    def due(self, namespace: str, queue: str, task: str) -> bytes:
+        """Name the set of jobs that are available, best first."""
+        return self.beside("due", namespace, queue, task)
+
+    def listed(self, namespace: str, state: State) -> bytes:
+        """Name the set of jobs in a state, oldest first."""
+        return self.beside("state", namespace, state)
+
+    def ended(self, state: State) -> bytes:
+        """Name the set of jobs that ended in a state, by when they did."""
+        return self.beside("ended", state)
+
+    def awaited(self, namespace: str) -> bytes:
+        """Name the set of a namespace's jobs that wait for their time."""
+        return self.beside("timed", namespace)
+
+    def tallies(self, namespace: str) -> bytes:
+        """Name the hash of absorbed requests."""
+        return self.beside("tallies", namespace)
+
+    def tallied_at(self, namespace: str) -> bytes:
+        """Name the hash of when they were last counted."""
+        return self.beside("tallied", namespace)
+
+
+@lru_cache(maxsize=NAMES)
+def frame(*names: str) -> bytes:
+    """Write names so that they can be told apart whatever they contain."""
+    return msgspec.json.encode(names)
+
+
+def number(token: bytes | str) -> int:
+    """Tell the two bytes by which a key or an id is placed: an id ends as its key begins."""
+    if isinstance(token, bytes):
+        return int.from_bytes(token[:2], "big")
+    try:
+        return int(token[-4:], 16)
+    except ValueError:  # not an id that we made
+        return crc32(token.encode())
+
+
+def micros(time: datetime) -> int:
+    """Write a time as microseconds since 1970; a score holds them exactly."""
+    return (time - EPOCH) // MICROSECOND
+
+
+def rank(job: Job) -> bytes:
+    """Write `lifecycle.rank` so that bytes sort as it does."""
+    return _rank(SIGN - job.priority, SIGN + micros(job.run_at), SIGN + job.place) + job.id.encode()
+
+
+def entries(place: Bucket, job: Job) -> Entries:
+    """List where a job stands in the sorted sets."""
+    name = job.id.encode()
+    found = {(place.listed(job.namespace, job.state), name): b"0"}
+    if job.state is State.AVAILABLE:
+        found[place.due(job.namespace, job.queue, job.task), rank(job)] = b"0"
+    elif job.state in TIMED:
+        at = b"%d" % micros(job.run_at)
+        found[place.timed, name] = found[place.awaited(job.namespace), name] = at
+    elif job.state is State.ACTIVE and job.lease_until is not None:
+        found[place.leased, name] = b"%d" % micros(job.lease_until)
+    elif job.state in TERMINAL and job.finished_at is not None:
+        found[place.ended(job.state), name] = b"%d" % micros(job.finished_at)
+    if job.key is not None:
+        found[place.keyed, job.key + name] = b"0"
+    if job.chain_index:
+        found[place.chains, b"%b\0%b" % (job.chain_id.encode(), name)] = b"0"
+    return found
+
+
+def counters(place: Bucket, job: Job) -> list[tuple[bytes, bytes]]:
+    """List the counters in which a job counts."""
+    held = "" if job.held_key is None else "held"
+    kinds = [(place.counts, frame(job.namespace, job.queue, job.task, job.state, held))]
+    if job.state is State.ACTIVE:
+        kinds.append((place.active, frame(job.namespace, job.queue)))
+    return kinds
+
+
+class Shift:
+    """What changes in the indexes when jobs change."""
+
+    __slots__ = ("_place", "added", "counted", "removed")
+
+    def __init__(self, place: Bucket) -> None:
+        self._place = place
+        self.added: list[tuple[bytes, bytes, bytes]] = []
+        self.removed: list[tuple[bytes, bytes]] = []
+        self.counted: dict[tuple[bytes, bytes], int] = {}
+
+    def note(self, old: Job | None, new: Job | None) -> None:
+        """Take in one job's change; None stands for absence."""
+        before = {} if old is None else entries(self._place, old)
+        after = {} if new is None else entries(self._place, new)
+        self.removed += [entry for entry in before if entry not in after]
+        self.added += [(*entry, score) for entry, score in after.items() if before.get(entry) != score]
+        for job, by in ((old, -1), (new, 1)):
+            for counter in () if job is None else counters(self._place, job):
+                self.counted[counter] = self.counted.get(counter, 0) + by

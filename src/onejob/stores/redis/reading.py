@@ -1,0 +1,345 @@
+"""What the store reads: pages of jobs by the index that fits, numbers, tallies. Flows, as in `flows`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from onejob.job import EPOCH, INCOMPLETE, TERMINAL, Changes, Job, State, View
+from onejob.stores.contract import Counts, Filter, Step, Tally
+from onejob.stores.redis.flows import Ask, Flow, Ground, peek
+from onejob.stores.redis.layout import Bucket, frame, micros
+from onejob.stores.redis.records import read_job
+
+PAGE = 500  # ids read at once from an index
+WAITING = INCOMPLETE - {State.ACTIVE}
+
+Names = list[tuple[Bucket, bytes]]
+
+
+def look(key: bytes, ground: Ground) -> Flow[View]:
+    """Show who stands for a key."""
+    sight = yield from peek(key, 2, ground)
+    return sight.book().view(Step(_nothing, key=key), ground.clock())
+
+
+def _nothing(_view: View) -> Changes:
+    return Changes()
+
+
+def get(ids: Sequence[str], ground: Ground) -> Flow[list[Job | None]]:
+    """Read jobs by id; one that is not where its id says is looked for everywhere."""
+    if not ids:
+        return []
+    found = yield from fetch([(ground.home(job_id), job_id.encode()) for job_id in ids])
+    astray = [job_id for job_id, job in zip(ids, found, strict=True) if job is None]
+    if not astray or len(ground.buckets) == 1:
+        return found
+    everywhere = [(place, job_id.encode()) for place in ground.buckets for job_id in astray]
+    jobs = {job.id: job for job in (yield from fetch(everywhere)) if job is not None}
+    return [job or jobs.get(job_id) for job_id, job in zip(ids, found, strict=True)]
+
+
+def fetch(wanted: Sequence[tuple[Bucket, bytes]]) -> Flow[list[Job | None]]:
+    """Read jobs of which the bucket is known."""
+    by_place: dict[Bucket, list[bytes]] = {}
+    for place, name in wanted:
+        by_place.setdefault(place, []).append(name)
+    asks = [Ask(place.number, ("HMGET", place.jobs, *names)) for place, names in by_place.items()]
+    replies = (yield asks) if asks else []
+    records = {
+        (place, name): record
+        for (place, names), reply in zip(by_place.items(), replies, strict=True)
+        for name, record in zip(names, reply, strict=True)
+    }
+    return [read_job(record).job if (record := records[one]) is not None else None for one in wanted]
+
+
+# ── finding ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def find(wanted: Filter, ground: Ground) -> Flow[list[Job]]:
+    """List jobs, by the index that fits what is asked."""
+    if wanted.limit <= 0:
+        return []
+    if wanted.key is not None:
+        places = [ground.home(wanted.key)]
+        return (yield from page([(place, place.keyed) for place in places], wanted, prefix=wanted.key))
+    if wanted.leased_until is not None or wanted.ended_before is not None:
+        return (yield from find_by_time(wanted, ground))
+    if wanted.held or wanted.stranded:
+        return (yield from find_standing(wanted, ground))
+    if wanted.chain_id is not None:
+        return (yield from find_chain(wanted.chain_id, wanted, ground))
+    return (yield from page((yield from lists(wanted, ground)), wanted))
+
+
+def fits(job: Job, wanted: Filter) -> bool:
+    """Tell whether a job is what a filter looks for, as far as no index has chosen it."""
+    return (
+        (wanted.namespace is None or job.namespace == wanted.namespace)
+        and (not wanted.states or job.state in wanted.states)
+        and (wanted.queue is None or job.queue == wanted.queue)
+        and (wanted.task is None or job.task == wanted.task)
+        and (wanted.key is None or job.key == wanted.key)
+        and (not wanted.held or job.held_key is not None or job.next_key is not None)
+        and (wanted.chain_id is None or job.chain_id == wanted.chain_id)
+    )
+
+
+def lists(wanted: Filter, ground: Ground) -> Flow[Names]:
+    """Name the lists of jobs by state that may have what is asked; the counters tell which have anything."""
+    states = {State(state) for state in wanted.states} or set(State)
+    found: dict[tuple[Bucket, bytes], None] = {}
+    for place, counters in (yield from counted(ground)):
+        for (namespace, queue, task, state, _), number in counters.items():
+            if (
+                number > 0
+                and state in states
+                and wanted.namespace in {None, namespace}
+                and wanted.queue in {None, queue}
+                and wanted.task in {None, task}
+            ):
+                found[place, place.listed(namespace, State(state))] = None
+    return list(found)
+
+
+def page(names: Names, wanted: Filter, prefix: bytes = b"") -> Flow[list[Job]]:
+    """Merge ordered lists of ids, and keep what fits until the page is full."""
+    size = min(PAGE, wanted.offset + wanted.limit)
+    cursors: dict[tuple[Bucket, bytes], bytes | None] = dict.fromkeys(names)
+    found: list[Job] = []
+    while cursors and len(found) < wanted.offset + wanted.limit:
+        replies = yield [
+            Ask(place.number, ranged(name, prefix, last, size, newest=wanted.newest_first))
+            for (place, name), last in cursors.items()
+        ]
+        read = dict(zip(list(cursors), replies, strict=True))
+        edge = boundary(read, size, newest=wanted.newest_first)
+        cursors, batch = advance(cursors, read, edge, size, newest=wanted.newest_first)
+        batch.sort(key=lambda one: one[1], reverse=wanted.newest_first)
+        jobs = yield from fetch([(place, member[len(prefix) :]) for place, member in batch])
+        found += [job for job in jobs if job is not None and fits(job, wanted)]
+    return found[wanted.offset : wanted.offset + wanted.limit]
+
+
+def ranged(name: bytes, prefix: bytes, last: bytes | None, size: int, *, newest: bool) -> tuple[Any, ...]:
+    """Ask for the next members of a list after the last one that was used."""
+    low = b"[" + prefix if prefix else b"-"
+    high = b"(" + prefix + b"\xff" if prefix else b"+"
+    if newest:
+        return "ZREVRANGEBYLEX", name, high if last is None else b"(" + last, low, "LIMIT", 0, size
+    return "ZRANGEBYLEX", name, low if last is None else b"(" + last, high, "LIMIT", 0, size
+
+
+def boundary(read: dict[Any, list[bytes]], size: int, *, newest: bool) -> bytes | None:
+    """Tell up to where every list has been read; None if all have ended."""
+    last = [members[-1] for members in read.values() if len(members) == size]
+    return (max(last) if newest else min(last)) if last else None
+
+
+def advance(
+    cursors: dict[Any, bytes | None],
+    read: dict[Any, list[bytes]],
+    edge: bytes | None,
+    size: int,
+    *,
+    newest: bool,
+) -> tuple[dict[Any, bytes | None], list[tuple[Bucket, bytes]]]:
+    """Use what lies before the boundary; what lies beyond is read again with the next page."""
+    batch: list[tuple[Bucket, bytes]] = []
+    left: dict[Any, bytes | None] = {}
+    for handle, members in read.items():
+        used = [m for m in members if edge is None or (m >= edge if newest else m <= edge)]
+        batch += [(handle[0], member) for member in used]
+        if len(used) < len(members) or len(members) == size:
+            left[handle] = used[-1] if used else cursors[handle]
+    return left, batch
+
+
+def chosen(jobs: Iterable[Job | None], wanted: Filter) -> list[Job]:
+    """Sort jobs as asked, and cut the page out."""
+    found = sorted(
+        (job for job in jobs if job is not None and fits(job, wanted)),
+        key=lambda job: job.id,
+        reverse=wanted.newest_first,
+    )
+    return found[wanted.offset : wanted.offset + wanted.limit]
+
+
+def find_by_time(wanted: Filter, ground: Ground) -> Flow[list[Job]]:
+    """List jobs whose leases end, or that have ended, by a time; earliest first."""
+    states = [state for state in TERMINAL if not wanted.states or state in wanted.states]
+    if wanted.leased_until is not None:
+        names = [(place, place.leased) for place in ground.buckets]
+        until = b"%d" % micros(wanted.leased_until)
+    else:
+        assert wanted.ended_before is not None
+        names = [(place, place.ended(state)) for place in ground.buckets for state in states]
+        until = b"(%d" % micros(wanted.ended_before)
+    most = wanted.offset + wanted.limit
+    replies = yield [
+        Ask(place.number, ("ZRANGEBYSCORE", name, "-inf", until, "WITHSCORES", "LIMIT", 0, most))
+        for place, name in names
+    ]
+    found = [
+        (int(score), place, member)
+        for (place, _), reply in zip(names, replies, strict=True)
+        for member, score in zip(reply[::2], reply[1::2], strict=True)
+    ]
+    found.sort(key=lambda one: one[0])
+    cut = found[wanted.offset : most]
+    jobs = yield from fetch([(place, member) for _, place, member in cut])
+    return [job for job in jobs if job is not None and fits(job, wanted)]
+
+
+def find_standing(wanted: Filter, ground: Ground) -> Flow[list[Job]]:
+    """List jobs that hold keys or wait behind one that does; or only those that wait for nobody."""
+    hashes = [(place, place.next) for place in ground.buckets]
+    if not wanted.stranded:
+        hashes += [(place, place.held) for place in ground.buckets]
+    jobs: list[Job | None] = []
+    for place, name in hashes:
+        pointers = yield from scan(place, name)
+        jobs += yield from fetch([(place, job_id) for job_id in pointers.values()])
+    if wanted.stranded:
+        jobs = yield from stranded([job for job in jobs if job is not None], ground)
+    return chosen(jobs, wanted)
+
+
+def stranded(successors: Sequence[Job], ground: Ground) -> Flow[list[Job | None]]:
+    """Keep the successors whose predecessors are gone."""
+    left: list[Job | None] = []
+    for job in successors:
+        view = yield from look(job.next_key or b"", ground)
+        gone = view.holder is None or view.holder.is_terminal
+        if gone and job.state is State.PENDING and job.next_key is not None:
+            left.append(job)
+    return left
+
+
+def find_chain(chain_id: str, wanted: Filter, ground: Ground) -> Flow[list[Job]]:
+    """List the jobs of a chain: the first, which has its id, and the continuations."""
+    first = chain_id.encode() + b"\0"
+    replies = yield [
+        Ask(place.number, ("ZRANGEBYLEX", place.chains, b"[" + first, b"(" + first + b"\xff"))
+        for place in ground.buckets
+    ]
+    names = [
+        (place, member[len(first) :])
+        for place, reply in zip(ground.buckets, replies, strict=True)
+        for member in reply
+    ]
+    jobs = yield from fetch(names)
+    root = yield from get([chain_id], ground)
+    return chosen([*root, *jobs], wanted)
+
+
+def scan(place: Bucket, name: bytes) -> Flow[dict[bytes, bytes]]:
+    """Read a hash that may be large, a part at a time."""
+    found: dict[bytes, bytes] = {}
+    cursor: Any = 0
+    while True:
+        [[cursor, pairs]] = yield [Ask(place.number, ("HSCAN", name, cursor, "COUNT", PAGE))]
+        found.update(zip(pairs[::2], pairs[1::2], strict=True))
+        if int(cursor) == 0:
+            return found
+
+
+# ── numbers ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def counted(ground: Ground) -> Flow[list[tuple[Bucket, dict[tuple[str, ...], int]]]]:
+    """Read the counters of every bucket."""
+    replies = yield [Ask(place.number, ("HGETALL", place.counts)) for place in ground.buckets]
+    return [
+        (place, {tuple(msgspec.json.decode(name)): int(number) for name, number in pairs(reply)})
+        for place, reply in zip(ground.buckets, replies, strict=True)
+    ]
+
+
+def pairs(reply: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
+    """Take a hash as the server gives it apart."""
+    return zip(reply[::2], reply[1::2], strict=True)
+
+
+def counts(namespace: str, ground: Ground) -> Flow[Counts]:
+    """Count jobs and the keys that wait."""
+    jobs: dict[tuple[str, str, State], int] = {}
+    waiting = 0
+    for _, counters in (yield from counted(ground)):
+        for (space, queue, task, name, held), number in counters.items():
+            state = State(name)
+            if space == namespace and number:
+                jobs[queue, task, state] = jobs.get((queue, task, state), 0) + number
+                waiting += number if held and state in WAITING else 0
+    return Counts(jobs, waiting + (yield from waiting_behind(namespace, ground)))
+
+
+def waiting_behind(namespace: str, ground: Ground) -> Flow[int]:
+    """Count keys that wait only in that somebody waits behind a run."""
+    number = 0
+    for place in ground.buckets:
+        pointers = yield from scan(place, place.next)
+        jobs = yield from fetch([(place, job_id) for job_id in pointers.values()])
+        keys = [
+            job.next_key for job in jobs if job is not None and job.namespace == namespace and job.next_key
+        ]
+        if keys:
+            [held] = yield [Ask(place.number, ("HMGET", place.held, *keys))]
+            holders = yield from fetch([(place, job_id) for job_id in held if job_id is not None])
+            number += len(keys) - sum(job is not None and job.state in WAITING for job in holders)
+    return number
+
+
+def next_due(namespace: str, ground: Ground) -> Flow[datetime | None]:
+    """Tell when the next timed job is due."""
+    replies = yield [
+        Ask(place.number, ("ZRANGE", place.awaited(namespace), 0, 0, "WITHSCORES"))
+        for place in ground.buckets
+    ]
+    times = [int(reply[1]) for reply in replies if reply]
+    return EPOCH + timedelta(microseconds=min(times)) if times else None
+
+
+# ── tallies ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def tally(tallies: Collection[Tally], ground: Ground) -> Flow[None]:
+    """Add to the counters of absorbed requests."""
+    place, now = ground.buckets[0], micros(ground.clock())
+    asks = []
+    for one in tallies:
+        name = frame(one.task, one.outcome, one.job_id)
+        asks.append(Ask(place.number, ("HINCRBY", place.tallies(one.namespace), name, one.count)))
+        asks.append(Ask(place.number, ("HSET", place.tallied_at(one.namespace), name, now)))
+    yield asks
+
+
+def tallies(namespace: str, ground: Ground) -> Flow[list[Tally]]:
+    """Read the counters of absorbed requests."""
+    place = ground.buckets[0]
+    number, at = yield [
+        Ask(place.number, ("HGETALL", name))
+        for name in (place.tallies(namespace), place.tallied_at(namespace))
+    ]
+    times = dict(pairs(at))
+    return sorted(
+        (
+            _tally(namespace, msgspec.json.decode(name), int(count), times.get(name))
+            for name, count in pairs(number)
+        ),
+        key=lambda one: (one.task, one.outcome, one.job_id),
+    )
+
+
+def _tally(namespace: str, names: Sequence[str], count: int, at: bytes | None) -> Tally:
+    task, outcome, job_id = names
+    return Tally(namespace, task, outcome, job_id, count, _instant(at))
+
+
+def _instant(text: bytes | None) -> datetime | None:
+    return None if text is None else EPOCH + timedelta(microseconds=int(text))
