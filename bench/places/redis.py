@@ -164,6 +164,8 @@ class Redis:
             client.config_set("appendonly", "yes")
             while writes(client):
                 time.sleep(0.2)
+            state: Any = client.info("persistence")
+            assert (state["aof_enabled"], state["aof_last_bgrewrite_status"]) == (1, "ok"), state
 
 
 def free_memory() -> int:
