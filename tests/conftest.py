@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
-from redis import Redis
+from redis import Redis, RedisCluster
 
 from tests import servers
 
@@ -159,6 +159,10 @@ def postgres_url(postgres_database: Database) -> str:
 def redis_database(pytestconfig: pytest.Config) -> Iterator[Database]:
     """Choose a numbered database for this worker, counted from the one that the URL names."""
     server = urlsplit(server_url(pytestconfig, "redis"))
+    if server.scheme == "redis+cluster":  # which has one database, so one worker must do
+        with RedisCluster.from_url(server._replace(scheme="redis").geturl()) as everywhere:
+            yield Database(server.geturl(), lambda: everywhere.flushall(target_nodes=RedisCluster.PRIMARIES))
+        return
     number = int(server.path.strip("/") or 0) + worker_number(pytestconfig)
     url = server._replace(path=f"/{number}").geturl()
 

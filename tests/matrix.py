@@ -40,6 +40,7 @@ class Line:
     store: str  # as in the ids of the contract suite
     running: Callable[[], AbstractContextManager[dict[str, str]]]
     without: str = ""  # what of the suite cannot be asked of it
+    workers: int = 2
 
 
 def lines() -> Iterator[Line]:
@@ -53,7 +54,7 @@ def lines() -> Iterator[Line]:
     if servers.offered("pgbouncer"):
         without = "plans or interleavings or state_machine"  # these end the connections of others
         yield Line("PgBouncer, by transaction", "postgres", bounced, without)
-    yield Line("cluster of three", "redis", clustered)
+    yield Line("cluster of three", "redis", clustered, "test_redis", workers=1)
 
 
 def title(program: Program) -> str:
@@ -89,7 +90,7 @@ def run(line: Line, given: list[str]) -> tuple[bool, float, str]:
     began = time.monotonic()
     chosen = f"{line.store} and not ({line.without})" if line.without else line.store
     with line.running() as urls:
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "2", SUITE, "-k", chosen, *given]
+        command = [sys.executable, "-m", "pytest", "-q", "-n", str(line.workers), SUITE, "-k", chosen, *given]
         done = subprocess.run(
             command, env={**os.environ, **urls}, capture_output=True, text=True, check=False
         )

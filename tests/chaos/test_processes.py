@@ -125,7 +125,7 @@ def dismiss(*workers: Actor) -> list[int]:
     return [worker.end() for worker in workers]
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
 async def shop(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Shop]:
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path / 'jobs.db'}"

@@ -181,9 +181,9 @@ def test_a_wrong_url_is_refused(url: str, told: str) -> None:
         App(url)
 
 
-@pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+cluster", "oracle"])
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+cluster"])
 async def test_a_password_is_never_told(scheme: str) -> None:
-    with pytest.raises((StoreUnavailable, InvalidCall)) as raised:
+    with pytest.raises(StoreUnavailable) as raised:
         await mailer(App(f"{scheme}://user:hush@127.0.0.1:1/0?socket_connect_timeout=1")).enqueue(1)
     assert "127.0.0.1:1" in str(raised.value)
     assert "hush" not in str(raised.value)

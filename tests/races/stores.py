@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from tests import servers
+
 Open = Callable[[Path], AbstractContextManager[str]]
 """Open an empty store, perhaps in this folder, and give its URL."""
 
@@ -38,5 +40,6 @@ def sqlite(folder: Path) -> Iterator[str]:
 
 STORES: dict[str, Open] = {
     "sqlite": sqlite,
-    # "postgres": served(servers.postgres), "redis": served(servers.redis): once onejob has these stores
+    "postgres": served(servers.postgres),
+    "redis": served(servers.redis),
 }

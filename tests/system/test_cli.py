@@ -714,7 +714,7 @@ def test_a_url_shows_one_tenant_at_a_time(onejob: Onejob) -> None:
     assert "goes with a URL" in onejob("stats", "shop:app", "--namespace", "acme", code=2).output
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
 def new_home(request: pytest.FixtureRequest) -> str:
     """Name a store that is still empty."""
     if request.param == "sqlite":
