@@ -32,8 +32,9 @@ check: .venv/.test ## Run the static part of the gate
 bench: .venv/.bench ## Measure throughput, ours and others'
 	$(PYTHON) -m bench $(ARGS)
 
-races: .venv/.test ## Repeat the tests in which processes race, ROUNDS times (20)
-	for round in $$(seq $(ROUNDS)); do $(PYTHON) -m pytest -q -m races tests $(ARGS) || exit 1; done
+races: .venv/.test ## Race 32 clients on 100 keys of each store, then repeat the tests with races ROUNDS times (20)
+	$(PYTHON) -m tests.races $(ARGS)
+	for round in $$(seq $(ROUNDS)); do $(PYTHON) -m pytest -q -m races tests || exit 1; done
 
 test-matrix: .venv/.matrix ## Run the contract suite on every version of the servers, a pooler and a cluster
 	$(PYTHON) -m tests.matrix $(ARGS)

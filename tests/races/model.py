@@ -98,6 +98,22 @@ def after(rules: Rules, key: Key, ask: Ask, answer: Answer | None, fresh: str = 
     return None
 
 
+def spent(key: Key, ask: Ask) -> bool:
+    """Tell whether an act that may yet come can change nothing any more, whatever comes before it."""
+    if not isinstance(ask, Start | Settle | Renew | Expire | Cancel):
+        return False
+    job = find(key, ask.job)
+    if job is None:
+        return ask.job in key.gone
+    match ask:
+        case Start():
+            return job.token >= ask.token
+        case Settle():
+            return job.token > ask.token or (job.token == ask.token and job.state != "active")
+        case _:
+            return isinstance(ask, Renew)
+
+
 def ripened(key: Key) -> Iterator[Key]:
     """Let the time of one job come."""
     for job in key.live:

@@ -8,8 +8,8 @@ round.
 
 So the search is exact. It is nearly linear all the same, for three reasons: an answer tells the job, its
 state and its payload before and after, so that of several open operations rarely more than one fits; an
-operation that changes nothing takes effect as soon as it can, for no world is the poorer for it; and equal
-worlds are one.
+operation that changes nothing, now or later, takes effect as soon as it can, for no world is the poorer for
+it; and equal worlds are one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.races.history import Enqueue, Look, Op
-from tests.races.model import FREE, Key, Rules, after, drifts
+from tests.races.history import Cancel, Enqueue, Look, Op
+from tests.races.model import FREE, Key, Rules, after, drifts, spent
 
 World = tuple[Key, frozenset[int | str]]
 """A state, and what has happened out of what is open: operations by index, unanswered births by job id."""
@@ -88,7 +88,15 @@ class Search:
             return Stuck(self._ops[index], [key for key, _ in self.worlds], others)
         self._open.remove(index)
         self.worlds = found
+        self._forget()
         return None
+
+    def _forget(self) -> None:
+        """Close operations without an answer that can no longer matter in any world."""
+        unknown = {index for index in self._open if self._ops[index].unknown}
+        if over := unknown.intersection(*(done for _, done in self.worlds)):
+            self._open -= over
+            self.worlds = {(key, done - over) for key, done in self.worlds}
 
     def _lead(self, world: World, index: int) -> Iterator[World]:
         """Follow every sequence of open operations that ends with this one."""
@@ -123,17 +131,20 @@ class Search:
                     yield born, frozenset({index, orphan})
 
     def _let_readers(self, world: World, candidates: Sequence[int] | set[int]) -> World:
-        """Let operations happen that only confirm what is."""
+        """Let operations happen that only confirm what is, or can change nothing any more."""
         key, done = world
-        while True:
-            readers = [
-                index
-                for index in self._ready(done, candidates)
-                if not (op := self._ops[index]).unknown and after(self._rules, key, op.ask, op.answer) == key
-            ]
-            if not readers:
-                return key, done
+        while readers := [index for index in self._ready(done, candidates) if self._reads(key, index)]:
             done = done.union(readers)
+        return key, done
+
+    def _reads(self, key: Key, index: int) -> bool:
+        """Tell whether an operation leaves the key as it is, now and whenever it comes."""
+        op = self._ops[index]
+        if op.unknown:
+            return spent(key, op.ask)
+        if isinstance(op.ask, Cancel) and op.ask.successors and not spent(key, op.ask):
+            return False  # a successor may come before it
+        return after(self._rules, key, op.ask, op.answer) == key
 
     def _ready(self, done: frozenset[int | str], candidates: Sequence[int] | set[int]) -> Iterator[int]:
         """List what has not happened, and is next in its batch."""

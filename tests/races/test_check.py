@@ -205,6 +205,17 @@ GOOD = {
             told(Cancel("Y"), then(Y, "cancelled"), (14, 15)),
         ],
     ),
+    "a successor that comes and goes while both are being cancelled": (
+        "coalesce",
+        [
+            CREATED,
+            started(running(X), (2, 3)),
+            told(Cancel("X"), replace(running(X), asked=True), (4, 5)),
+            told(Cancel("X", successors=True), replace(running(X), asked=True), (6, 20)),
+            asked("rerun", NEXT, replace(running(X), asked=True), (7, 8)),
+            stood(replace(running(X), asked=True), None, (9, 10)),
+        ],
+    ),
     "a batch, in its order": (
         "keep",
         [asked("created", X, None, (0, 9), batch=4), asked("kept", X, X, (0, 9), batch=4)],

@@ -41,7 +41,6 @@ def test_every_answer_under_load_is_true(store: str, harm: str, tmp_path: Path) 
     with STORES[store](tmp_path) as url:
         report = race(url, tmp_path, *HARM[harm])
     assert report.returncode == 0, report.stdout + report.stderr
-    assert "Traceback" not in report.stderr, report.stderr
 
     history = read(tmp_path / "given")
     assert len(history.samples) > 10
