@@ -16,6 +16,7 @@ from bench.drain import drain
 from bench.latency import latency
 from bench.machine import Machine, inspect
 from bench.measure import Benchmark, Plan, Reading
+from bench.redis_store import redis_store
 from bench.report import Progress, as_json, table
 
 BENCHMARKS = (
@@ -27,6 +28,7 @@ BENCHMARKS = (
     Benchmark("drain", drain, 4),
     Benchmark("latency", latency, 1),
     Benchmark("crowd", crowd, 1),
+    Benchmark("redis", redis_store, 5),
 )
 
 
