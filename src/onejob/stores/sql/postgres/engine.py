@@ -96,10 +96,12 @@ class Engine:
     def _set_clock(self, connection: Connection[Any]) -> None:
         before = utcnow()
         [[micros]] = ask(connection, Ask("clock"))
-        middle = before + (utcnow() - before) / 2
+        after = utcnow()
         server = instant(micros)
         assert server is not None  # a clock always tells the time
-        self._offset, self._asked_at = server - middle, time.monotonic()
+        apart = server - (before + (after - before) / 2)
+        self._offset = apart if not before <= server <= after else timedelta(0)  # as far as can be told, none
+        self._asked_at = time.monotonic()
 
     @property
     def offset(self) -> timedelta:
@@ -194,7 +196,7 @@ class Engine:
                     raise outrun(self.place) from race
 
     def _settle_once(self, steps: Sequence[Step], patience: Patience, rises: frozenset[str]) -> list[Any]:
-        plan = partial(flows.settle, steps, self.now(), patience, rises)
+        plan = partial(flows.settle, steps, self.now, patience, rises)
         answers, writes = self.run(lambda connection: transact(connection, plan(), patience))
         if writes:
             self._changed()

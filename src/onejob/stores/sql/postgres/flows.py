@@ -35,6 +35,7 @@ from onejob.stores.sql.rows import Row, micros, read_job, read_mark
 
 T = TypeVar("T")
 Talk = Generator[Sequence[Ask], list[list[Row]], T]
+Now = Callable[[], datetime]
 
 
 class Moved(Exception):
@@ -184,15 +185,16 @@ def foresee(book: Book, step: Step, now: datetime) -> Any:
 # ── deciding under locks ──────────────────────────────────────────────────────────────────────────
 
 
-def settle(
-    steps: Sequence[Step], now: datetime, patience: Patience, rises: Collection[str] = ()
-) -> Talk[Settled]:
-    """Lock and read what the steps name, run them in order; LATER stands for those whose job is locked."""
+def settle(steps: Sequence[Step], now: Now, patience: Patience, rises: Collection[str] = ()) -> Talk[Settled]:
+    """Lock and read what the steps name, run them in order; LATER stands for those whose job is locked.
+
+    The time is read after the locks were waited for: whoever had them may have made what we see now.
+    """
     book, shared = Book(), set[str]()
     yield from load(book, shared, steps, patience, rises)
-    draft = Draft(book)
+    draft, moment = Draft(book), now()
     answers = [
-        LATER if patience.skips_locked and is_absent(book, step) else book.run(step, now, draft.enter)
+        LATER if patience.skips_locked and is_absent(book, step) else book.run(step, moment, draft.enter)
         for step in steps
     ]
     if rising := shared & draft.touched:
@@ -356,9 +358,9 @@ def some(name: str, records: Sequence[Any]) -> Iterator[Ask]:
 # ── leasing ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def lease(wanted: Lease, now: datetime) -> Talk[Settled]:
+def lease(wanted: Lease, now: Now) -> Talk[Settled]:
     """Make due jobs available, then start the best that nobody else is about to start."""
-    timed_due = Ask("timed_due", (micros(now), MATURED_AT_ONCE))
+    timed_due = Ask("timed_due", (micros(now()), MATURED_AT_ONCE))
     start = partial(begin, wanted=wanted, now=now)
     if limited := sorted(queue for queue in wanted.queues if queue in wanted.limits):
         *_, timed = yield [*(Ask("lock_queue", (wanted.namespace, queue)) for queue in limited), timed_due]
@@ -367,16 +369,16 @@ def lease(wanted: Lease, now: datetime) -> Talk[Settled]:
         timed, *found = yield [timed_due, *flows.offers(wanted)]
         candidates = flows.best([read_job(row) for rows in found for row in rows], wanted.total, wanted)
     if timed or limited:
-        yield from ripen([read_job(row) for row in timed], now)
+        yield from ripen([read_job(row) for row in timed], now())
         return Settled([(yield from one_by_one(flows.start_best(wanted, start)))], [])
     return (yield from start_all(candidates, wanted, now)) if candidates else Settled([[]], [])
 
 
-def start_all(candidates: Sequence[Job], wanted: Lease, now: datetime) -> Talk[Settled]:
+def start_all(candidates: Sequence[Job], wanted: Lease, now: Now) -> Talk[Settled]:
     """Start candidates; if one of them made way for others, those too."""
     book, draft = yield from load_candidates(candidates)
     waiting = len(book.nexts)
-    started = start_in(book, candidates, wanted, now, draft.enter)
+    started = start_in(book, candidates, wanted, now(), draft.enter)
     if len(started) == len(candidates) and len(book.nexts) == waiting:
         return Settled([started], draft.asks())
     yield from written(draft)
@@ -395,10 +397,10 @@ def ripen(jobs: Sequence[Job], now: datetime) -> Talk[None]:
     yield from written(draft)
 
 
-def begin(candidates: Sequence[Job], wanted: Lease, now: datetime) -> Flow[list[Job]]:
+def begin(candidates: Sequence[Job], wanted: Lease, now: Now) -> Flow[list[Job]]:
     """Start candidates, which are locked already."""
     book, draft = yield from spread(load_candidates(candidates))
-    started = start_in(book, candidates, wanted, now, draft.enter)
+    started = start_in(book, candidates, wanted, now(), draft.enter)
     yield from spread(written(draft))
     return started
 

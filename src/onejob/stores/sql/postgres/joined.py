@@ -21,7 +21,7 @@ from onejob.stores.contract import Step, Tally
 from onejob.stores.sql.flows import Ask
 from onejob.stores.sql.postgres import flows
 from onejob.stores.sql.postgres.faults import UNDEFINED_TABLE, UNIQUE, is_race, sqlstate, translated
-from onejob.stores.sql.postgres.flows import Moved, Patience, Rises, Settled, Talk
+from onejob.stores.sql.postgres.flows import Moved, Now, Patience, Rises, Settled, Talk
 from onejob.stores.sql.postgres.wire import SQL, TEXTS, ask
 from onejob.stores.sql.rows import Row
 
@@ -47,7 +47,7 @@ class House:
 # ── what is done there ────────────────────────────────────────────────────────────────────────────
 
 
-def apply(steps: Sequence[Step], now: datetime, house: House) -> Talk[list[Any]]:
+def apply(steps: Sequence[Step], now: Now, house: House) -> Talk[list[Any]]:
     """Decide steps under locks, again if somebody was quicker and the caller's isolation lets us see it."""
     ends = time.monotonic() + house.timeout
     patience = Patience(int(house.timeout * 1000))

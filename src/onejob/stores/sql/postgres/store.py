@@ -91,12 +91,12 @@ class PostgresStore:
     async def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
         """Run steps inside the caller's transaction."""
         house = self._house()
-        return await joined.run(connection, joined.apply(steps, self.now(), house), house)
+        return await joined.run(connection, joined.apply(steps, self.now, house), house)
 
     def apply_within_now(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
         """Run steps inside the caller's transaction."""
         house = self._house()
-        return joined.run_now(connection, joined.apply(steps, self.now(), house), house)
+        return joined.run_now(connection, joined.apply(steps, self.now, house), house)
 
     async def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
         """Count inside the caller's transaction, so that a rollback takes the count back."""
@@ -115,7 +115,7 @@ class PostgresStore:
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs that nobody else is about to start."""
         leased: list[Job] = await self._in_thread(
-            lambda engine: engine.transact(lambda: flows.lease(wanted, engine.now()))
+            lambda engine: engine.transact(lambda: flows.lease(wanted, engine.now))
         )
         return leased
 

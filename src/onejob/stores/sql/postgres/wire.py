@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import psycopg
 from psycopg import Connection, RawCursor
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
@@ -24,17 +25,30 @@ class InDoubt(Exception):
 
 
 class Line(Connection[Any]):
-    """A connection with a cursor of its own: making one takes longer than many a statement."""
+    """A connection with a cursor of its own: making one takes longer than many a statement.
+
+    It knows which statements the server has prepared for it. In a batch that fails, what comes after the
+    failure would not be prepared, but the driver would believe it: so only known statements go in batches.
+    """
 
     @cached_property
     def own(self) -> RawCursor[Any]:
         """The cursor for one statement after the other."""
         return RawCursor(self, row_factory=tuple_row)
 
+    @cached_property
+    def known(self) -> set[str]:
+        """The names of the statements that are prepared."""
+        return set()
+
+    def can_batch(self, asks: Sequence[Ask]) -> bool:
+        """Tell whether these may be sent together: they are prepared, or nothing ever is."""
+        return self.prepare_threshold is None or all(one.name in self.known for one in asks)
+
 
 def send(cursor: RawCursor[Any], question: Ask) -> RawCursor[Any]:
     """Run one statement; in a pipeline its rows come later."""
-    return cursor.execute(SQL[question.name], question.parameters or None, binary=True)
+    return cursor.execute(SQL[question.name], question.parameters or None, prepare=True, binary=True)
 
 
 def cursor_of(connection: Connection[Any]) -> RawCursor[Any]:
@@ -50,16 +64,36 @@ def rows_of(cursor: RawCursor[Any]) -> list[Row]:
 
 def ask(connection: Connection[Any], question: Ask) -> list[Row]:
     """Run one statement."""
-    return rows_of(send(connection.own if isinstance(connection, Line) else cursor_of(connection), question))
+    if not isinstance(connection, Line):
+        return rows_of(send(cursor_of(connection), question))
+    rows = rows_of(send(connection.own, question))
+    connection.known.add(question.name)
+    return rows
 
 
 def ask_all(connection: Connection[Any], asks: Sequence[Ask]) -> list[list[Row]]:
     """Run statements in order, sent together."""
-    if len(asks) == 1:
-        return [ask(connection, asks[0])]
-    with connection.pipeline():
-        cursors = [send(cursor_of(connection), one) for one in asks]
-    return [rows_of(cursor) for cursor in cursors]
+    if len(asks) == 1 or not isinstance(connection, Line) or not connection.can_batch(asks):
+        return [ask(connection, one) for one in asks]
+    return [rows_of(cursor) for cursor in send_all(connection, asks)]
+
+
+def send_all(line: Line, asks: Sequence[Ask]) -> list[RawCursor[Any]]:
+    """Send statements together; the first that fails is what is raised."""
+    cursors = [cursor_of(line) for _ in asks]
+    failed: list[psycopg.Error] = []
+    try:
+        with line.pipeline():
+            try:
+                for cursor, one in zip(cursors, asks, strict=True):
+                    send(cursor, one)
+            except psycopg.Error as error:  # raised below: what ends the pipeline would hide it
+                failed.append(error)
+    except psycopg.Error as error:
+        failed.append(error)
+    if failed:
+        raise failed[0]
+    return cursors
 
 
 def transact(connection: Connection[Any], talk: Talk[Settled], patience: Patience) -> Settled:
