@@ -334,8 +334,8 @@ class _Reader:
                 yield from self._stood(answer)
             case Look(), _:
                 pass
-            case Expire(), Told(None):
-                pass  # the lease had not run out yet, or the job had ended: nothing follows from that
+            case ((Expire() | Repair()), Told(None)):
+                pass  # it had not run out yet, or had ended, or waited behind somebody: nothing follows from that
             case ((Enqueue() | Release()), _):
                 yield ask.key, ask, _known(answer)
             case _:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from onejob.forks import generation
 from onejob.job import EPOCH
+from onejob.stores.contract import utcnow
 from onejob.stores.redis.faults import LOST, lost
 from onejob.stores.redis.flows import Ask, Flow, Ground
 from onejob.stores.redis.line import Line
@@ -29,15 +30,15 @@ CLOSING = 1.0  # seconds to wait for another loop to let go
 
 
 class ServerClock:
-    """The server's time, read now and then, and carried on by this machine's steady clock between."""
+    """The server's time: this machine's, and how far the server's was from it when last asked."""
 
     def __init__(self) -> None:
-        self._offset = 0.0
+        self._offset = timedelta(0)
         self._read_at: float | None = None
 
     def __call__(self) -> datetime:
         """Tell the server's time."""
-        return EPOCH + timedelta(seconds=self._offset + time.monotonic())
+        return utcnow() + self._offset
 
     @property
     def stale(self) -> bool:
@@ -46,10 +47,11 @@ class ServerClock:
 
     def set(self, asked: float, answer: Sequence[Any]) -> None:
         """Take the server's answer, given between `asked` and now."""
-        now = time.monotonic()
-        seconds, micros = answer
-        self._offset = int(seconds) + int(micros) / 1e6 - (asked + now) / 2
-        self._read_at = now
+        after, took = utcnow(), timedelta(seconds=time.monotonic() - asked)
+        server = EPOCH + timedelta(seconds=int(answer[0]), microseconds=int(answer[1]))
+        apart = server - (after - took / 2)
+        self._offset = apart if abs(apart) > took / 2 else timedelta(0)  # as far as can be told, none
+        self._read_at = time.monotonic()
 
 
 class Engine:
