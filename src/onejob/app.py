@@ -382,11 +382,10 @@ class App:
         """Free a key by hand; None if nobody holds it. While its holder runs, this needs force."""
         wanted = _key(key)
         assert wanted is not None
-        view = await self.store.look(wanted)
-        freed: Job | None
+        freed: Job | OnejobError | None
         [freed] = await self.store.apply([Step(partial(lifecycle.release, force=force), key=wanted)])
-        if freed is None and view.holder is not None:
-            raise InvalidCall(f"Job {view.holder.id} holds the key and is running: release it with force.")
+        if isinstance(freed, OnejobError):
+            raise freed
         return freed
 
     async def stats(self) -> Stats:

@@ -12,7 +12,7 @@ from typing import Any, assert_never
 
 import msgspec
 
-from onejob.errors import MergeFailed
+from onejob.errors import InvalidCall, MergeFailed
 from onejob.job import (
     INCOMPLETE,
     ORDINAL,
@@ -409,8 +409,10 @@ def cancel_both(view: View, reason: str) -> Changes:
 def release(view: View, *, force: bool = False) -> Changes:
     """Free a key by hand: its holder becomes independent, its successor gets in; answer the old holder."""
     holder = view.holder
-    if holder is None or (phase(holder) is State.ACTIVE and not force):
-        return Changes(answer=None)
+    if holder is None:
+        return Changes()
+    if phase(holder) is State.ACTIVE and not force:
+        raise InvalidCall(f"Job {holder.id} holds the key and is running: release it with force.")
     freed = detach(holder)
     promoted = (promote(view.successor, view.now),) if view.successor else ()
     return Changes(answer=freed, updates=(freed, *promoted))

@@ -263,7 +263,8 @@ class Worker:
             result = await self._attempt(run)
         except asyncio.CancelledError as error:
             result = interrupted(run, error)
-        del self._runs[run.job.id]
+        if self._runs.get(run.job.id) is run:  # we may have lost it and leased it again meanwhile
+            del self._runs[run.job.id]
         if run.stopped_for != "lost":
             self._ended.append((run, result))
             self._settled.set()

@@ -335,7 +335,7 @@ class _Reader:
             case Look(), _:
                 pass
             case ((Expire() | Repair()), Told(None)):
-                pass  # it had not run out yet, or had ended, or waited behind somebody: nothing follows from that
+                pass  # it had not run out, or had ended, or waited for somebody: nothing follows from that
             case ((Enqueue() | Release()), _):
                 yield ask.key, ask, _known(answer)
             case _:

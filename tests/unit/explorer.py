@@ -18,6 +18,7 @@ import msgspec
 from onejob import decide as decisions
 from onejob import lifecycle
 from onejob.decide import Request, Verdict
+from onejob.errors import InvalidCall
 from onejob.job import EPOCH, INCOMPLETE, Changes, Job, State, View, fingerprint
 from onejob.policy import Unique
 from onejob.stores.book import Book
@@ -353,7 +354,10 @@ def cancel_both(view: View) -> Changes:
 
 def release(view: View) -> Changes:
     """Free a key, unless its holder runs."""
-    return lifecycle.release(view)
+    try:
+        return lifecycle.release(view)
+    except InvalidCall:  # its holder is running: nothing happens
+        return Changes()
 
 
 def release_by_force(view: View) -> Changes:
