@@ -766,7 +766,7 @@ def test_a_job_whose_key_the_new_home_has_given_away_stays(onejob: Onejob, new_h
         ),
         (["jobs", "unwise:app"], 1, "unwise_task: by='colour' is not an argument"),
         (["jobs", "sqlite:///none.db"], 1, "sqlite:///none.db has no jobs of onejob"),
-        (["jobs", "oracle://db"], 1, "'oracle://db' names no store"),
+        (["jobs", "oracle://db"], 1, "begins with 'oracle' names no store"),
         (["jobs", "shop:app", "--key", "xyz"], 1, "'xyz' is not a key"),
         (["jobs", "shop:app", "--limit", "0"], 2, "0 is not in the range x>=1"),
         (["job", "shop:app", NOBODY], 1, "No job has the id"),
