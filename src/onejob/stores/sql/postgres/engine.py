@@ -103,11 +103,6 @@ class Engine:
         self._offset = apart if not before <= server <= after else timedelta(0)  # as far as can be told, none
         self._asked_at = time.monotonic()
 
-    @property
-    def offset(self) -> timedelta:
-        """How far the server's clock is ahead of this machine's."""
-        return self._offset
-
     # ── steps ─────────────────────────────────────────────────────────────────────────────────────
 
     async def apply(self, steps: Sequence[Step]) -> list[Any]:

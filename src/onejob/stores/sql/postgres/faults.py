@@ -17,10 +17,6 @@ DEADLOCK = "40P01"
 SERIALIZATION = "40001"
 UNIQUE = "23505"
 UNDEFINED_TABLE = "42P01"
-LOST_STATEMENTS = {
-    "26000",
-    "42P05",
-}  # a pooler gave us a connection that does not have our prepared statements
 UNSTORABLE = {"22P05", "22021"}
 
 MEANINGS = {
