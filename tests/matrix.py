@@ -54,7 +54,8 @@ def lines() -> Iterator[Line]:
     if servers.offered("pgbouncer"):
         without = "plans or interleavings or state_machine"  # these end the connections of others
         yield Line("PgBouncer, by transaction", "postgres", bounced, without)
-    yield Line("cluster of three", "redis", clustered, "test_redis", workers=1)
+    without = "test_redis or state_machine"  # these speak to one server
+    yield Line("cluster of three", "redis", clustered, without, workers=1)
 
 
 def title(program: Program) -> str:
