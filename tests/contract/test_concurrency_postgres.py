@@ -265,3 +265,19 @@ async def test_a_listener_that_is_back_rings_for_what_it_missed_and_for_what_com
         await mail.enqueue(1)
         await store.wait(60, heard)
         assert await start(other)
+
+
+async def test_a_commit_that_absorbed_a_request_wakes_those_who_passed_over_its_job(
+    apps: list[App], database: psycopg.Connection, postgres_url: str
+) -> None:
+    mail = mailer(apps[0], Unique(by="to"))
+    mailer(apps[1], Unique(by="to"))
+    await mail.enqueue(1)
+    database.execute("LISTEN onejob")
+    with psycopg.connect(postgres_url) as caller:
+        assert (await mail.options(connection=caller).enqueue(1)).outcome == "kept"
+        assert await lease(apps[1]) == []  # locked until the caller commits
+        caller.commit()
+    calls = database.notifies(timeout=PATIENCE)
+    assert any(call.payload == "a caller" for call in calls)
+    assert len(await lease(apps[1])) == 1

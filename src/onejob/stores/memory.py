@@ -15,6 +15,7 @@ from onejob.lifecycle import mature, rank, start
 from onejob.stores.bell import Bell
 from onejob.stores.book import Book
 from onejob.stores.contract import Counts, Filter, Finding, Guarantees, Lease, Schema, Step, Tally, utcnow
+from onejob.stores.filters import matches
 
 TIMED = {State.SCHEDULED, State.RETRYABLE}
 
@@ -179,21 +180,6 @@ class MemoryStore:
         """Do nothing: there is nothing to let go of."""
 
 
-def matches(job: Job, wanted: Filter) -> bool:
-    """Tell whether a job is what a filter looks for."""
-    return (
-        (wanted.namespace is None or job.namespace == wanted.namespace)
-        and (not wanted.states or job.state in wanted.states)
-        and (wanted.queue is None or job.queue == wanted.queue)
-        and (wanted.task is None or job.task == wanted.task)
-        and (wanted.key is None or job.key == wanted.key)
-        and (not wanted.held or job.held_key is not None or job.next_key is not None)
-        and (wanted.chain_id is None or job.chain_id == wanted.chain_id)
-        and (wanted.leased_until is None or _lease_ends(job, wanted.leased_until))
-        and (wanted.ended_before is None or _ended(job, wanted.ended_before))
-    )
-
-
 def count(jobs: Iterable[Job]) -> Counts:
     """Count jobs by queue, task and state, and the keys that wait."""
     jobs = list(jobs)
@@ -206,14 +192,6 @@ def count(jobs: Iterable[Job]) -> Counts:
         and job.state is not State.ACTIVE
     }
     return Counts(Counter((job.queue, job.task, job.state) for job in jobs), len(waiting))
-
-
-def _lease_ends(job: Job, by: datetime) -> bool:
-    return job.state is State.ACTIVE and job.lease_until is not None and job.lease_until <= by
-
-
-def _ended(job: Job, before: datetime) -> bool:
-    return job.is_terminal and job.finished_at is not None and job.finished_at < before
 
 
 def _active_in(job: Job, namespace: str, queue: str) -> bool:

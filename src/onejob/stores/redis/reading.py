@@ -10,6 +10,7 @@ import msgspec
 
 from onejob.job import EPOCH, INCOMPLETE, TERMINAL, Changes, Job, State, View
 from onejob.stores.contract import Counts, Filter, Step, Tally
+from onejob.stores.filters import matches
 from onejob.stores.redis.flows import Ask, Flow, Ground, peek
 from onejob.stores.redis.layout import Bucket, frame, micros
 from onejob.stores.redis.records import read_job
@@ -77,19 +78,6 @@ def find(wanted: Filter, ground: Ground) -> Flow[list[Job]]:
     return (yield from page((yield from lists(wanted, ground)), wanted))
 
 
-def fits(job: Job, wanted: Filter) -> bool:
-    """Tell whether a job is what a filter looks for, as far as no index has chosen it."""
-    return (
-        (wanted.namespace is None or job.namespace == wanted.namespace)
-        and (not wanted.states or job.state in wanted.states)
-        and (wanted.queue is None or job.queue == wanted.queue)
-        and (wanted.task is None or job.task == wanted.task)
-        and (wanted.key is None or job.key == wanted.key)
-        and (not wanted.held or job.held_key is not None or job.next_key is not None)
-        and (wanted.chain_id is None or job.chain_id == wanted.chain_id)
-    )
-
-
 def lists(wanted: Filter, ground: Ground) -> Flow[Names]:
     """Name the lists of jobs by state that may have what is asked; the counters tell which have anything."""
     states = {State(state) for state in wanted.states} or set(State)
@@ -122,7 +110,7 @@ def page(names: Names, wanted: Filter, prefix: bytes = b"") -> Flow[list[Job]]:
         cursors, batch = advance(cursors, read, edge, size, newest=wanted.newest_first)
         batch.sort(key=lambda one: one[1], reverse=wanted.newest_first)
         jobs = yield from fetch([(place, member[len(prefix) :]) for place, member in batch])
-        found += [job for job in jobs if job is not None and fits(job, wanted)]
+        found += [job for job in jobs if job is not None and matches(job, wanted)]
     return found[wanted.offset : wanted.offset + wanted.limit]
 
 
@@ -163,7 +151,7 @@ def advance(
 def chosen(jobs: Iterable[Job | None], wanted: Filter) -> list[Job]:
     """Sort jobs as asked, and cut the page out."""
     found = sorted(
-        (job for job in jobs if job is not None and fits(job, wanted)),
+        (job for job in jobs if job is not None and matches(job, wanted)),
         key=lambda job: job.id,
         reverse=wanted.newest_first,
     )
@@ -193,7 +181,7 @@ def find_by_time(wanted: Filter, ground: Ground) -> Flow[list[Job]]:
     found.sort(key=lambda one: one[0])
     cut = found[wanted.offset : most]
     jobs = yield from fetch([(place, member) for _, place, member in cut])
-    return [job for job in jobs if job is not None and fits(job, wanted)]
+    return [job for job in jobs if job is not None and matches(job, wanted)]
 
 
 def find_standing(wanted: Filter, ground: Ground) -> Flow[list[Job]]:
