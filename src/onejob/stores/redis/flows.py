@@ -571,9 +571,9 @@ class Claim(NamedTuple):
     sight: Sight
 
     @property
-    def revision(self) -> bytes:
-        """The revision that the job had then."""
-        return self.sight.revision(self.job.id)
+    def looks(self) -> tuple[str, bytes]:
+        """Which job it was, and in which revision: jobs written together share theirs."""
+        return self.job.id, self.sight.revision(self.job.id)
 
 
 def lease(wanted: Lease, ground: Ground) -> Flow[list[Job]]:
@@ -589,7 +589,7 @@ def lease_within(
 ) -> Flow[list[Job]]:
     """Start due jobs, as many as the queues have room for."""
     started: list[Job] = []
-    ripen, last = MATURED_AT_ONCE, b""
+    ripen, last = MATURED_AT_ONCE, ("", b"")
     while len(started) < wanted.total:
         rest = wanted.total - len(started)
         ripe, claims = yield from claim(wanted, rooms(queues, started), (rest, ripen), ground)
@@ -599,11 +599,11 @@ def lease_within(
             continue
         if len(ground.buckets) > 1:
             claims = best(claims, rooms(queues, started), rest)
-        if not claims or claims[0].revision == last:  # the best one cannot be started now
+        if not claims or claims[0].looks == last:  # the best one cannot be started now
             break
         begun, again = yield from begin(claims, wanted, deadline, ground)
         started += begun
-        last = claims[0].revision
+        last = claims[0].looks
         if not again:
             break
     return started
