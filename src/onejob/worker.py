@@ -19,11 +19,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from onejob import lifecycle
+from onejob.chains import completed
 from onejob.context import Context, enter
 from onejob.errors import AdmissionBusy, InvalidPolicy, SchemaMismatch, StoreError, UnknownQueue
-from onejob.job import Job, State
+from onejob.job import Job, State, Trait
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
-from onejob.payload import encode
 from onejob.schedule import spell
 from onejob.signals import Cancel, Discard, RetryLater, Snooze
 from onejob.stores.contract import Lease, Step
@@ -274,8 +274,10 @@ class Worker:
         task = self.app.tasks[run.job.task]
         enter(run.context)
         try:
+            if run.job.blockers is not None:
+                run.context.blockers = await self.app.finished(run.job)
             value = await self._call(task, run)
-            return Completed(encode(value, f"The result of {task.name}", self.app.max_args))
+            return await completed(run.context, value)
         except RetryLater as signal:
             return Failed(describe(signal), after=signal.after)
         except Snooze as signal:
@@ -334,6 +336,7 @@ class Worker:
         ended, self._ended, self._writing = self._ended, [], self._ended
         try:
             answers = await self._write_results(ended)
+            await self._tell_others(ended, answers)
         except BaseException:
             self._ended = ended + self._ended
             self._settled.set()
@@ -350,6 +353,20 @@ class Worker:
             self._settled.set()
         self._wake.set()
         return bool(self._runs or self._ended) or not self._stopping.is_set()
+
+    async def _tell_others(self, ended: list[tuple[Run, Result]], answers: list[Any]) -> None:
+        """Tell jobs that wait for chains what has become of these; what fails here, the sweep does."""
+        done = [
+            (result, job) for (_, result), job in zip(ended, answers, strict=True) if isinstance(job, Job)
+        ]
+        over = [job for result, job in done if job.traits & Trait.AWAITED and not continues(result, job)]
+        begun = [next_up for result, job in done if (next_up := continues(result, job)) and next_up.blockers]
+        try:
+            await self.app.tell_dependants(over)
+            for job in begun:
+                await self.app.expect_blockers(job)
+        except StoreError as error:
+            log.warning("worker %s cannot tell jobs that wait for others: %s", self.name, error)
 
     async def _write_results(self, ended: list[tuple[Run, Result]]) -> list[Job | AdmissionBusy | None]:
         """Settle runs together; if one of them cannot be written, each alone, and that one as a failure."""
@@ -473,6 +490,12 @@ def places(app: App, queues: Collection[str] | Mapping[str, int] | None, concurr
             f"No queue is named {unknown[0]!r} (known: {known}): declare it with app.queue(…)."
         )
     return dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues, concurrency)
+
+
+def continues(result: Result, settled: Job) -> Job | None:
+    """Tell the job that goes on with the chain, if the run has made one."""
+    done = settled.state is State.COMPLETED and isinstance(result, Completed)
+    return result.continuation if done and isinstance(result, Completed) else None
 
 
 def interrupted(run: Run, error: asyncio.CancelledError) -> Result:
