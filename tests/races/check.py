@@ -29,7 +29,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from tests.races.history import FOREVER, History, Op, Seen, Start
+from tests.races.history import FOREVER, Ended, History, Op, Start
 from tests.races.lives import Lives, gather, mentioned, token_of
 from tests.races.model import RULES
 from tests.races.scans import Violation, scan
@@ -51,9 +51,9 @@ def check(history: History, watch: Watch = unwatched) -> list[Violation]:
 
 def orders(history: History, lives: Lives, watch: Watch) -> Iterator[Violation]:
     """Find keys whose answers no order of events explains."""
-    ended: defaultdict[str, list[Seen]] = defaultdict(list)
+    ended: defaultdict[str, list[Ended]] = defaultdict(list)
     for job in history.jobs.values():
-        ended[job.key].append(job.job)
+        ended[job.key].append(job)
     for key in history.keys:
         rules = RULES.get(key.partition("/")[0])
         if rules is None:
@@ -63,10 +63,10 @@ def orders(history: History, lives: Lives, watch: Watch) -> Iterator[Violation]:
             yield Violation("order", key, str(stuck))
 
 
-def prepared(history: History, lives: Lives, key: str, ended: Sequence[Seen]) -> tuple[list[Op], list[str]]:
+def prepared(history: History, lives: Lives, key: str, ended: Sequence[Ended]) -> tuple[list[Op], list[str]]:
     """Add the leases that nobody was told of, and name the jobs whose birth nobody was told of."""
     ops = history.keys[key]
-    ids = {seen.job for seen in (*ended, *(seen for op in ops for seen in mentioned(op)))}
+    ids = {end.job.job for end in ended} | {seen.job for op in ops for seen in mentioned(op)}
     orphans = sorted(job_id for job_id in ids if not lives[job_id].births)
     return [*ops, *unseen_starts(history, lives, ids)], orphans
 

@@ -18,10 +18,10 @@ knows what a request without an answer may have done.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.races.history import Cancel, Enqueue, Look, Op, Rest, Seen
+from tests.races.history import Cancel, Ended, Enqueue, Look, Op, Rest
 from tests.races.model import FREE, Key, Rules, after, drifts, find, spent
 from tests.races.traces import Traces, unborn
 
@@ -52,7 +52,7 @@ def explain(
     rules: Rules,
     ops: Sequence[Op],
     orphans: Sequence[str] = (),
-    ended: Iterable[Seen] = (),
+    ended: Sequence[Ended] = (),
     watch: Watch = bool,
 ) -> Stuck | None:
     """Look for an order; None if there is one.
@@ -162,7 +162,11 @@ class Search:
         """Tell how a request without an answer may leave the key, if it does anything."""
         for orphan in unborn(key, self._traces.births(ask)):
             made = after(self._rules, key, ask, None, orphan)
-            if made is not None and find(made, orphan) is not None:
+            if (
+                made is not None
+                and find(made, orphan)
+                and self._traces.replaces(orphan, made.gone - key.gone)
+            ):
                 yield made
         updated = after(self._rules, key, ask, None)
         if updated is not None and any(

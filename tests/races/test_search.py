@@ -14,6 +14,7 @@ from tests.races.history import (
     Answer,
     Ask,
     Cancel,
+    Ended,
     Enqueue,
     Expire,
     Look,
@@ -39,7 +40,7 @@ class Thorough:
     """Tries everything that may come next, one thing at a time."""
 
     def __init__(
-        self, rules: Rules, ops: Sequence[Op], orphans: Sequence[str], ended: Sequence[Seen]
+        self, rules: Rules, ops: Sequence[Op], orphans: Sequence[str], ended: Sequence[Ended]
     ) -> None:
         self._rules = rules
         self._ops = ops
@@ -68,7 +69,7 @@ class Thorough:
                 continue
             for fresh in ("", *self._unborn(key)) if op.unknown else ("",):
                 result = act(self._rules, key, op.ask, op.answer, fresh)
-                if result is not None and self._fits(op, *result):
+                if result is not None and self._fits(op, key, *result):
                     yield result[1], left - {index}
 
     def _precedes(self, first: int, second: int) -> bool:
@@ -80,23 +81,33 @@ class Thorough:
         born = {job.job for job in key.live} | key.gone
         return (orphan for orphan in self._orphans if orphan not in born)
 
-    def _fits(self, op: Op, told: Answer, key: Key) -> bool:
+    def _fits(self, op: Op, before: Key, told: Answer, after: Key) -> bool:
         if op.answer is not None:
             return matches(told, op.answer)
-        given = {job.job for job in key.live if isinstance(op.ask, Enqueue) and job.payload == op.ask.payload}
-        return not any(self._contradicts(job, op.ask, given) for job in self._ended)
+        if not isinstance(op.ask, Enqueue):
+            return True
+        given = {job.job for job in after.live if job.payload == op.ask.payload}
+        return not any(
+            self._ended_otherwise(end, op.ask.payload, given)
+            or self._made_way_otherwise(end, after.gone - before.gone, given)
+            for end in self._ended
+        )
 
-    def _contradicts(self, job: Seen, ask: Ask, given: set[str]) -> bool:
+    def _made_way_otherwise(self, end: Ended, gone: frozenset[str], given: set[str]) -> bool:
+        """Tell whether a job that gave way for these names another in the end."""
+        return end.job.job in gone and end.superseded_by not in {None, *given}
+
+    def _ended_otherwise(self, end: Ended, payload: int, given: set[str]) -> bool:
         """Tell whether a job's last payload shows that a request did not give its own to these."""
-        if isinstance(ask, Enqueue) and job.payload == ask.payload:
-            return not given <= {job.job}
-        return job.job in given and "update" not in {self._rules.on_conflict, self._rules.on_active}
+        if end.job.payload == payload:
+            return not given <= {end.job.job}
+        return end.job.job in given and "update" not in {self._rules.on_conflict, self._rules.on_active}
 
 
 # ── making histories up ───────────────────────────────────────────────────────────────────────────
 
 
-def story(rules: Rules, chance: random.Random, jobs: dict[str, Seen]) -> Iterator[tuple[Ask, Answer]]:
+def story(rules: Rules, chance: random.Random, jobs: dict[str, Ended]) -> Iterator[tuple[Ask, Answer]]:
     """Let things happen one after the other, as the model allows them, and keep how each job was last."""
     key = FREE
     for number in range(LENGTH):
@@ -108,8 +119,16 @@ def story(rules: Rules, chance: random.Random, jobs: dict[str, Seen]) -> Iterato
         result = act(rules, key, ask, made if isinstance(ask, Enqueue) else None, fresh)
         if result is not None:
             answer, key = result
-            jobs |= {job.job: job for job in key.live}
+            jobs |= {job.job: Ended("", job) for job in key.live}
+            if isinstance(answer, Admitted) and answer.outcome == "replaced":
+                jobs |= replaced(answer)
             yield ask, answer
+
+
+def replaced(answer: Admitted) -> dict[str, Ended]:
+    """Show the job that gave way."""
+    assert answer.holder is not None
+    return {answer.holder.job: Ended("", answer.holder, answer.job.job)}
 
 
 def anything(rules: Rules, key: Key, jobs: list[str], number: int, chance: random.Random) -> Ask:
@@ -126,9 +145,9 @@ def anything(rules: Rules, key: Key, jobs: list[str], number: int, chance: rando
     return chance.choice(acts)
 
 
-def recorded(rules: Rules, chance: random.Random, lost: float) -> tuple[list[Op], list[Seen]]:
+def recorded(rules: Rules, chance: random.Random, lost: float) -> tuple[list[Op], list[Ended]]:
     """Let calls and returns stand a little before and after the moment; show the jobs that were made."""
-    ops, jobs = list[Op](), dict[str, Seen]()
+    ops, jobs = list[Op](), dict[str, Ended]()
     for moment, (ask, answer) in enumerate(story(rules, chance, jobs)):
         before, after = (round(chance.expovariate(0.1)) for _ in range(2))
         unknown = chance.random() < lost and not isinstance(ask, Look)
@@ -188,7 +207,7 @@ def test_the_quick_search_agrees_with_the_thorough_one(policy: str, lost: str) -
     for number in range(ROUNDS):
         ops, jobs = recorded(rules, chance, LOST[lost])
         ops = twisted(ops, chance) if number % 2 and ops else ops
-        orphans = sorted({job.job for job in jobs} - set(map(born, ops)))
+        orphans = sorted({end.job.job for end in jobs} - set(map(born, ops)))
         ended = jobs if number % 3 else []
         thorough = Thorough(rules, ops, orphans, ended).explains()
         assert (explain(rules, ops, orphans, ended) is None) == thorough, "\n".join(map(str, ops))

@@ -1,8 +1,9 @@
 """What may a request without an answer have done? Hardly anything, for a payload belongs to one request.
 
 The request either made one job or changed the payload of one, or it did nothing. So if its payload was ever
-shown, it was that job's. If it was not, what the request did was undone before anybody looked, which only
-another such request can do, where policies update:
+shown, it was that job's; and if that job replaced another, the other names it in the end. If the payload was
+never shown, what the request did was undone before anybody looked, which only another such request can do,
+where policies update:
 
 - it may have made a job that was updated at once; of that job, no answer tells the birth: an orphan;
 - it may have given a waiting job new attempts; that matters only if the job was then leased, unseen too.
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from tests.races.history import Cancel, Enqueue, Op, Seen, Start
+from tests.races.history import Cancel, Ended, Enqueue, Op, Seen, Start
 from tests.races.lives import mentioned
 from tests.races.model import Key, Rules, find
 
@@ -24,11 +25,12 @@ class Traces:
     """Which jobs were shown with which payload, and which have a birth or a lease that nobody tells of."""
 
     def __init__(
-        self, rules: Rules, ops: Sequence[Op], orphans: Sequence[str], ended: Iterable[Seen]
+        self, rules: Rules, ops: Sequence[Op], orphans: Sequence[str], ended: Sequence[Ended]
     ) -> None:
         seen = [(seen, vouched(op, seen)) for op in ops for seen in mentioned(op)]
-        self._homes = by_payload([*ended, *(job for job, sure in seen if sure)])
+        self._homes = by_payload([*(end.job for end in ended), *(job for job, sure in seen if sure)])
         self._hints = by_payload(job for job, sure in seen if not sure)
+        self._heirs = {end.job.job: end.superseded_by for end in ended if end.superseded_by is not None}
         self._orphans = frozenset(orphans)
         self._leased = {op.ask.job for op in ops if op.unknown and isinstance(op.ask, Start)}
         self._masked = self._orphans
@@ -43,6 +45,10 @@ class Traces:
         """List the jobs that it may have made."""
         homes = self._homes.get(ask.payload)
         return self._orphans & homes if homes else self._masked
+
+    def replaces(self, orphan: str, jobs: Iterable[str]) -> bool:
+        """Tell whether it may be for this one that others gave way."""
+        return all(self._heirs.get(job, orphan) == orphan for job in jobs)
 
     def updates(self, ask: Enqueue) -> Collection[str]:
         """List the jobs that it may have changed."""
