@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from onejob.errors import NoCurrentJob
+from onejob.errors import CompletionError, NoCurrentJob, NotCommitted
 from onejob.job import Job
-from onejob.lifecycle import gives_way
+from onejob.lifecycle import Completed, gives_way
+from onejob.payload import encode
+from onejob.transaction import Transaction
 
 if TYPE_CHECKING:
     from onejob.app import App
+
+T = TypeVar("T")
 
 _running: ContextVar[Context | None] = ContextVar("onejob_running", default=None)
 
@@ -27,6 +31,9 @@ class Context:
         self.deadline = deadline
         self.stop = False  # set on the loop, read in the run's own thread
         self.told: bytes | None = None
+        self.block: Literal["open", "in doubt"] | None = None  # of transaction(): not ended, or maybe not
+        self.result: object = None  # as it was told inside that
+        self.settled: Job | None = None  # as that has completed it
 
     @property
     def attempt(self) -> int:
@@ -37,6 +44,11 @@ class Context:
     def cancelled(self) -> bool:
         """Whether this run has been told to stop; plain functions should look now and then."""
         return self.stop
+
+    @property
+    def completing(self) -> bool:
+        """Whether a transaction of the run's own has completed the job, or may have by now."""
+        return self.settled is not None or self.block == "in doubt"
 
     def progress(self, fraction: float, message: str = "") -> None:
         """Tell how far the run is, from 0 to 1; stored within a second."""
@@ -49,6 +61,45 @@ class Context:
         view = await self.app.store.look(self.job.key)
         newer = view.successor is not None and view.successor.id != self.job.id
         return not newer and not gives_way(self.job, view.mark)
+
+    def transaction(self, *, connection: Any = None) -> Transaction:
+        """Complete the job in one transaction with your own writes: `async with`, or `with` in a thread.
+
+        It gives a connection to write on, and commits. With connection= it is yours, and you commit.
+        """
+        return Transaction(self, connection)
+
+    def returns(self, value: T) -> T:
+        """Tell the job's result inside transaction(), for what the handler returns comes after the commit."""
+        if self.block != "open":
+            raise CompletionError(
+                "returns() is for the inside of transaction(): elsewhere, return the value."
+            )
+        self._encoded(value)  # what cannot be stored must not be committed
+        self.result = value
+        return value
+
+    def completed(self, value: object) -> Completed:
+        """Turn what the handler returned, or told inside transaction(), into how its run ends."""
+        return Completed(self._encoded(value))
+
+    def ended(self, value: object) -> Completed:
+        """Turn what the handler returned into how its run has ended, which a transaction() may have said."""
+        if self.block == "in doubt":
+            raise NotCommitted
+        if self.settled is None:
+            return self.completed(value)
+        if value is not None and self._encoded(value) != self.settled.result:
+            self.app.log.warning(
+                "job %s (%s) returned a value that is dropped, for its transaction had completed it: "
+                "tell it inside, by current().returns(value)",
+                self.job.id,
+                self.job.task,
+            )
+        return Completed(self.settled.result)
+
+    def _encoded(self, value: object) -> bytes:
+        return encode(value, f"The result of {self.job.task}", self.app.max_args)
 
     def is_latest_sync(self) -> bool:
         """Tell the same from a plain function."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import Connection
+from psycopg import AsyncConnection, Connection, IsolationLevel
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from onejob.errors import AdmissionBusy, StoreUnavailable
@@ -58,6 +58,7 @@ class Engine:
         self._greet(url)
         settings: dict[str, Any] = {"autocommit": True, "application_name": "onejob"}
         settings |= {"prepare_threshold": None} if self.pooled else {}
+        self._url, self._settings = url, settings
         self._loops = Loops(lambda: Admissions(url, settings, self._hopes))
         self._pool = ConnectionPool(
             url,
@@ -82,6 +83,24 @@ class Engine:
                 self.pooled = backend != connection.info.backend_pid
         except psycopg.Error as error:
             raise unavailable(error, self.place) from error
+
+    async def connect(self) -> AsyncConnection[Any]:
+        """Connect apart from all else, for a handler's own writes."""
+        try:
+            connection = await AsyncConnection.connect(self._url, **self._settings)
+        except psycopg.Error as error:
+            raise unavailable(error, self.place) from error
+        await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+        return connection
+
+    def connect_now(self) -> Connection[Any]:
+        """Do the same from blocking code."""
+        try:
+            connection = Connection.connect(self._url, **self._settings)
+        except psycopg.Error as error:
+            raise unavailable(error, self.place) from error
+        connection.isolation_level = IsolationLevel.READ_COMMITTED
+        return connection
 
     # ── time ──────────────────────────────────────────────────────────────────────────────────────
 
