@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection, Connection, IsolationLevel
+from psycopg import Connection
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from onejob.errors import AdmissionBusy, StoreUnavailable
@@ -24,6 +24,7 @@ from onejob.stores.sql.postgres.awaiting import Admissions, Loops, Unconnected
 from onejob.stores.sql.postgres.faults import LOCK_TIMEOUT, is_race, sqlstate, translated, unavailable
 from onejob.stores.sql.postgres.flows import LATER, Moved, Patience, Rises, Settled, Talk, converse
 from onejob.stores.sql.postgres.schema import prepare_schema
+from onejob.stores.sql.postgres.spare import Spare, SpareAwaited
 from onejob.stores.sql.postgres.wire import InDoubt, Line, ask, ask_all, transact
 from onejob.stores.sql.rows import instant
 
@@ -33,6 +34,7 @@ Work = Callable[[Connection[Any]], T]
 BRIEFLY = 50  # milliseconds that a group waits for somebody else's transaction before it goes on without
 THREADS = 6
 CONNECTIONS = THREADS + 4  # besides the threads' own: the lane's, and some for blocking callers
+KEPT = 16  # connections at most, of threads and of each loop, that wait for a handler's next transaction
 CLOCK_AGE = 30.0  # seconds after which the server is asked for the time again
 
 
@@ -58,7 +60,9 @@ class Engine:
         self._greet(url)
         settings: dict[str, Any] = {"autocommit": True, "application_name": "onejob"}
         settings |= {"prepare_threshold": None} if self.pooled else {}
-        self._url, self._settings = url, settings
+        kept = 0 if self.pooled else KEPT  # a pooler keeps them, and gives each transaction another
+        self.spare = Spare(url, place, settings, kept=kept)
+        self.spare_awaited = Loops(lambda: SpareAwaited(url, place, settings, kept=kept))
         self._loops = Loops(lambda: Admissions(url, settings, self._hopes))
         self._pool = ConnectionPool(
             url,
@@ -83,24 +87,6 @@ class Engine:
                 self.pooled = backend != connection.info.backend_pid
         except psycopg.Error as error:
             raise unavailable(error, self.place) from error
-
-    async def connect(self) -> AsyncConnection[Any]:
-        """Connect apart from all else, for a handler's own writes."""
-        try:
-            connection = await AsyncConnection.connect(self._url, **self._settings)
-        except psycopg.Error as error:
-            raise unavailable(error, self.place) from error
-        await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
-        return connection
-
-    def connect_now(self) -> Connection[Any]:
-        """Do the same from blocking code."""
-        try:
-            connection = Connection.connect(self._url, **self._settings)
-        except psycopg.Error as error:
-            raise unavailable(error, self.place) from error
-        connection.isolation_level = IsolationLevel.READ_COMMITTED
-        return connection
 
     # ── time ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -269,6 +255,8 @@ class Engine:
     def close(self) -> None:
         """Finish what was submitted, then close the connections."""
         self._loops.close()
+        self.spare_awaited.close()
+        self.spare.close()
         self._admissions.close()
         self.threads.shutdown()
         self._pool.close()

@@ -105,13 +105,13 @@ class PostgresStore:
     async def transaction(self) -> AsyncIterator[AsyncConnection[Any]]:
         """Open a transaction on a connection of its own."""
         engine = await self._opened()
-        async with await engine.connect() as connection, connection.transaction():
+        async with engine.spare_awaited.here().lent() as connection:
             yield connection
 
     @contextmanager
     def transaction_now(self) -> Iterator[Connection[Any]]:
         """Do the same from blocking code."""
-        with self._open().connect_now() as connection, connection.transaction():
+        with self._open().spare.lent() as connection:
             yield connection
 
     async def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
