@@ -2,7 +2,8 @@
 
 OnejobError
 ├── InvalidPolicy            a Unique, Retry or option that cannot be meant
-│   └── InvalidDuration
+│   ├── InvalidDuration
+│   └── InvalidSchedule      a cron line, time zone or schedule that cannot be meant
 ├── InvalidCall              a request that was refused before anything was stored
 │   ├── UnencodableArgument
 │   ├── MissingKeyField
@@ -51,6 +52,10 @@ class InvalidPolicy(OnejobError, ValueError):
 
 class InvalidDuration(InvalidPolicy):
     """The duration cannot be read; write "30s", "5m", 1.5, a timedelta or "PT10M"."""
+
+
+class InvalidSchedule(InvalidPolicy):
+    """The schedule cannot be read; write a cron line such as "*/5 * * * *"."""
 
 
 class InvalidCall(OnejobError, ValueError):
