@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import re
 from calendar import monthrange
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from itertools import islice, takewhile
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from onejob.errors import InvalidSchedule
@@ -274,19 +276,20 @@ def ticks(line: Line, zone: ZoneInfo, after: datetime) -> Iterator[datetime]:
         tick = upcoming(line, zone, tick)
 
 
-def latest(line: Line, zone: ZoneInfo, after: datetime, until: datetime) -> datetime | None:
-    """Tell the last tick after one moment and up to another, without going through all between."""
+def recent(line: Line, zone: ZoneInfo, after: datetime, until: datetime, most: int = 1) -> list[datetime]:
+    """List the last ticks after one moment and up to another, without going through all between."""
     span = MINUTE
     while True:
         since = max(after, until - span)
-        found = None
-        for tick in ticks(line, zone, since):
-            if tick > until:
-                break
-            found = tick
-        if found is not None or since <= after:
-            return found
+        found = deque(takewhile(lambda tick: tick <= until, ticks(line, zone, since)), maxlen=most)
+        if len(found) == most or since <= after:
+            return list(found)
         span *= 2
+
+
+def count(line: Line, zone: ZoneInfo, after: datetime, before: datetime, most: int) -> int:
+    """Count the ticks between two moments, but no further than `most`."""
+    return sum(1 for _ in islice(takewhile(lambda tick: tick < before, ticks(line, zone, after)), most))
 
 
 def _appointed(line: Cron, zone: ZoneInfo, after: datetime) -> datetime | None:
@@ -318,16 +321,20 @@ def _following(line: Cron, zone: ZoneInfo, after: datetime) -> datetime | None:
     a change, whatever the wall shows again is from a stretch without ticks, which can be skipped.
     """
     at = after + timedelta.resolution
-    while (wall := _first_wall(line, at.astimezone(zone).replace(tzinfo=None))) is not None:
-        way = wall - at.astimezone(zone).replace(tzinfo=None)
+    while True:
+        shown = at.astimezone(zone)
+        here = shown.replace(tzinfo=None)
+        wall = _first_wall(line, here)
+        if wall is None:
+            return None
+        way = wall - here
         near = at + min(way, DAY)
-        if _offset(zone, near) != _offset(zone, at):
+        if _offset(zone, near) != shown.utcoffset():
             at = _change(zone, at, near)
         elif way <= DAY:
             return near
         else:
             at += max(DAY, way - DAY)
-    return None
 
 
 def _offset(zone: ZoneInfo, moment: datetime) -> timedelta | None:

@@ -10,7 +10,8 @@ OnejobError
 │   ├── ArgumentsTooLarge
 │   ├── MergeFailed
 │   ├── UnknownTask
-│   └── UnknownQueue
+│   ├── UnknownQueue
+│   └── UnknownSchedule
 ├── Duplicate                on_conflict="reject" met a holder; carries the Admission
 │   └── PayloadMismatch      on_mismatch="error" met a holder with another payload
 ├── StoreError
@@ -84,6 +85,10 @@ class UnknownTask(InvalidCall):
 
 class UnknownQueue(InvalidCall):
     """No queue of that name is declared."""
+
+
+class UnknownSchedule(InvalidCall):
+    """No schedule has that name."""
 
 
 class Duplicate(OnejobError):

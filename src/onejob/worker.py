@@ -27,6 +27,7 @@ from onejob.payload import encode
 from onejob.schedule import spell
 from onejob.signals import Cancel, Discard, RetryLater, Snooze
 from onejob.stores.contract import Lease, Step
+from onejob.ticking import Ticker
 
 if TYPE_CHECKING:
     from onejob.app import App
@@ -91,6 +92,7 @@ class Worker:
         self._threads: ThreadPoolExecutor | None = None
         self._main: asyncio.Task[None] | None = None
         self._failing: set[str] = set()  # the chores that the store did not let through
+        self._ticker = Ticker(app)
         self.repaired = 0
         self.ended: Counter[str] = Counter()  # how many runs ended in each state, or were handed back or lost
 
@@ -125,6 +127,10 @@ class Worker:
         settling = asyncio.create_task(self._forever(self._settle, self._hurry))
         settling.add_done_callback(lambda _: self.stop(at_once=True))  # no run without a place for its result
         keeping = [asyncio.create_task(self._every(*chore)) for chore in self._chores()]
+        if self._drain:
+            await self._patiently(self._ticker.tick)
+        else:
+            keeping.append(asyncio.create_task(self._ticker.run(self._patiently)))
         try:
             await self._forever(self._feed, self._stopping)
             await self._finish_runs()

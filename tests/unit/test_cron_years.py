@@ -1,4 +1,4 @@
-"""Two years, 20 time zones, 200 cron lines: every tick against a clock on the wall that is watched minute by minute.
+"""Two years, 20 time zones, 200 cron lines: every tick, against a wall that is watched minute by minute.
 
 The watcher shares no code with `onejob.cron`: lines are drawn as sets of numbers and written down for it
 to read, and what it must answer is found by looking at each minute. The gate looks at some lines of each
@@ -182,7 +182,9 @@ class Wall:
         for weekday, rank in line.ranked:
             of_week |= among(self.weekday, {weekday}) & among(self.rank, {rank})
         day = of_month | of_week if line.either_day else of_month & of_week
-        times = among(self.minute, line.minutes) & among(self.hour, line.hours) & among(self.month, line.months)
+        times = (
+            among(self.minute, line.minutes) & among(self.hour, line.hours) & among(self.month, line.months)
+        )
         return (times & day).to_bytes(self.count, "big")
 
 
@@ -192,25 +194,37 @@ def among(row: bytes, values: set[int] | frozenset[int]) -> int:
 
 
 @dataclass(frozen=True)
+class Run:
+    """Minutes of real time in which the wall went on by one each; minutes are counted from the first."""
+
+    real: int
+    shown: int
+    length: int
+    new: int  # from which minute of the run on the wall shows what it has never shown
+    passed: int  # the first minute on the wall that was never shown before
+
+
+@dataclass(frozen=True)
 class Watch:
     """What the wall showed in each minute of real time."""
 
     first: datetime
     wall: Wall
-    shown: Sequence[int]  # which minute on the wall, counted from the wall's first
+    runs: Sequence[Run]
 
     def ticks(self, line: Wanted) -> Iterator[datetime]:
-        """Find a line's ticks by looking at each minute."""
+        """Find a line's ticks among the minutes that the wall showed."""
         matching = self.wall.matching(line)
-        if line.any_hour:  # whenever the wall shows a time that the line names
-            yield from (self.first + n * MINUTE for n, at in enumerate(self.shown) if matching[at])
-            return
-        past = self.shown[0] - 1  # the latest minute that the wall has shown or passed
-        for n, at in enumerate(self.shown):  # as soon as the wall shows it, or has gone past it
-            if at > past:
-                if 1 in matching[past + 1 : at + 1]:
-                    yield self.first + n * MINUTE
-                past = at
+        for run in self.runs:
+            begin = 0 if line.any_hour else run.new
+            if not line.any_hour and 1 in matching[run.passed : run.shown]:  # the wall has gone past some
+                yield self.first + run.real * MINUTE
+                begin = 1
+            shown = matching[run.shown : run.shown + run.length]
+            at = shown.find(1, begin)
+            while at >= 0:
+                yield self.first + (run.real + at) * MINUTE
+                at = shown.find(1, at + 1)
 
 
 def watch(zone: ZoneInfo, first: datetime, last: datetime) -> Watch:
@@ -218,7 +232,14 @@ def watch(zone: ZoneInfo, first: datetime, last: datetime) -> Watch:
     count = (last - first) // MINUTE
     walls = [(first + n * MINUTE).astimezone(zone).replace(tzinfo=None) for n in range(count)]
     wall = Wall(min(walls), max(walls))
-    return Watch(first, wall, [(shown - wall.first) // MINUTE for shown in walls])
+    shown = [(one - wall.first) // MINUTE for one in walls]
+    starts = [n for n in range(count) if n == 0 or shown[n] != shown[n - 1] + 1]
+    runs, unseen = [], shown[0]
+    for start, end in zip(starts, [*starts[1:], count], strict=True):
+        new = max(0, min(unseen - shown[start], end - start))
+        runs.append(Run(start, shown[start], end - start, new, unseen))
+        unseen = max(unseen, shown[end - 1] + 1)
+    return Watch(first, wall, runs)
 
 
 def stretches(zone: ZoneInfo, year: int) -> Iterator[tuple[datetime, datetime]]:
