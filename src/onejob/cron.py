@@ -445,8 +445,8 @@ def _say_month_days(line: Cron) -> str:
     step = min(line.days - {1}, default=1) - 1
     if step and line.days == frozenset(range(1, 32, step)):
         return f"every {_ordinal(step)} day of the month"
-    days = [f"day{'s' * (len(line.days) > 1)} {_join([str(run) for run in _runs(line.days)])}"]
-    return f"{_join([*days * bool(line.days), *['the last day'] * line.last_day])} of the month"
+    words = [*map(str, _runs(line.days)), *["the last day"] * line.last_day]
+    return f"{'' if not line.days else 'day ' if len(line.days) == 1 else 'days '}{_join(words)} of the month"
 
 
 def _week(line: Cron) -> list[str]:
