@@ -504,6 +504,7 @@ class App:
         With `history`, what has ended goes along too. `tell` hears how many jobs were looked at, of how many.
         """
         self.ledger.flush()
+        await self.schedules.carry(target.schedules)
         return await move(self.store, target.store, history=history, tell=tell)
 
     def merge(self, older: Job, newer: Job) -> Job:

@@ -195,6 +195,17 @@ class Schedules:
         wanted = self.key(name)
         await self._app.store.apply([Step(partial(tick.reset, key=wanted), key=wanted)])
 
+    async def carry(self, target: Schedules) -> None:
+        """Bring schedules that were added, pauses, and where each schedule stands, to another app's store."""
+        store, there = self._app.store, target._app
+        for name, value in (await store.settings(self._app.namespace, KIND)).items():
+            await there.store.put_setting(there.namespace, KIND, name, value)
+        for schedule in await self.all():
+            last = tick.last_tick((await store.look(self.key(schedule.name))).mark)
+            if last is not None:
+                wanted = target.key(schedule.name)
+                await there.store.apply([Step(partial(tick.begin, key=wanted, at=last), key=wanted)])
+
     # ── the parts of a tick ───────────────────────────────────────────────────────────────────────
 
     def _make(

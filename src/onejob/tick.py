@@ -73,9 +73,11 @@ def last_tick(mark: Mark | None) -> datetime | None:
     return EPOCH + timedelta(microseconds=mark.version)
 
 
-def begin(view: View, *, key: bytes) -> Changes:
-    """Let a schedule begin now, if it has not: it has missed nothing before."""
-    return Changes() if view.mark is not None else reset(view, key=key)
+def begin(view: View, *, key: bytes, at: datetime | None = None) -> Changes:
+    """Let a schedule begin, if it has not: now, having missed nothing, or where it stood elsewhere."""
+    if view.mark is not None:
+        return Changes()
+    return Changes(answer=Ticked(), mark=marked(view, key, at or view.now))
 
 
 def reset(view: View, *, key: bytes) -> Changes:

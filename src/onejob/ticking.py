@@ -23,6 +23,8 @@ log = logging.getLogger("onejob")
 
 LOOK_AGAIN = 5.0  # seconds at most until schedules that were added, paused or changed are noticed
 
+SHORTEST_REST = 0.02  # as clocks of machines differ, a tick may be due here and not yet in the store
+
 Patiently = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
 
 
@@ -33,29 +35,27 @@ class Ticker:
         self._app = app
         self._last: dict[str, datetime] = {}  # the last tick that was seen, by schedule
         self._broken: set[str] = set()  # schedules whose fault has been told
-        self._next: datetime | None = None
+        self._rest = LOOK_AGAIN
 
     async def run(self, patiently: Patiently) -> None:
         """Tick until cancelled; `patiently` bears outages of the store."""
         while True:
-            self._next = None
+            self._rest = LOOK_AGAIN
             await patiently(self.tick)
-            await asyncio.sleep(self._rest())
-
-    def _rest(self) -> float:
-        if self._next is None:
-            return LOOK_AGAIN
-        return min(max((self._next - self._app.store.now()).total_seconds(), 0.0), LOOK_AGAIN)
+            await asyncio.sleep(self._rest)
 
     async def tick(self) -> None:
-        """Make every tick that is due."""
+        """Make every tick that is due, and tell how long to rest."""
         schedules = await self._app.schedules.all()
-        for schedule in schedules:
-            if not schedule.paused and schedule.task in self._app.tasks:
-                await self._attend(schedule)
-        self._last = {one.name: self._last[one.name] for one in schedules if one.name in self._last}
+        here = [one for one in schedules if not one.paused and one.task in self._app.tasks]
+        ahead = [await self._attend(one) for one in here]
+        self._last = {one.name: self._last[one.name] for one in here if one.name in self._last}
+        upcoming = min((moment for moment in ahead if moment is not None), default=None)
+        if upcoming is not None:
+            left = (upcoming - self._app.store.now()).total_seconds()
+            self._rest = min(max(left, SHORTEST_REST), LOOK_AGAIN)
 
-    async def _attend(self, schedule: Schedule) -> None:
+    async def _attend(self, schedule: Schedule) -> datetime | None:
         """Make a schedule's ticks; one that cannot be made is told once and holds nobody up."""
         try:
             upcoming = await self._advance(schedule)
@@ -65,10 +65,9 @@ class Ticker:
             if schedule.name not in self._broken:
                 log.exception("schedule %s cannot tick", schedule.name)
             self._broken.add(schedule.name)
-            return
+            return None
         self._broken.discard(schedule.name)
-        if upcoming is not None:
-            self._next = upcoming if self._next is None else min(self._next, upcoming)
+        return upcoming
 
     async def _advance(self, schedule: Schedule) -> datetime | None:
         """Make what is due of one schedule; tell when it ticks next."""
