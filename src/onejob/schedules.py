@@ -227,7 +227,7 @@ class Schedules:
         bound = encode(call.task.signature.bind(call.args, call.kwargs), "The arguments", self._app.max_args)
         arguments = msgspec.json.decode(bound)
         schedule = Schedule(name, call.task.name, cron.read(line).text, timezone, arguments, policy, missed)
-        if isinstance(schedule.parsed, cron.Every) and schedule.zone != cron.zone_named("UTC"):
+        if schedule.zone.key != "UTC" and isinstance(schedule.parsed, cron.Every):
             raise InvalidSchedule(f"{schedule.line} counts from 1970 in UTC: leave timezone= out.")
         return schedule
 

@@ -35,14 +35,14 @@ class Ticker:
         self._app = app
         self._last: dict[str, datetime] = {}  # the last tick that was seen, by schedule
         self._broken: set[str] = set()  # schedules whose fault has been told
-        self._rest = LOOK_AGAIN
+        self.rest = LOOK_AGAIN
 
     async def run(self, patiently: Patiently) -> None:
         """Tick until cancelled; `patiently` bears outages of the store."""
         while True:
-            self._rest = LOOK_AGAIN
+            self.rest = LOOK_AGAIN
             await patiently(self.tick)
-            await asyncio.sleep(self._rest)
+            await asyncio.sleep(self.rest)
 
     async def tick(self) -> None:
         """Make every tick that is due, and tell how long to rest."""
@@ -53,7 +53,7 @@ class Ticker:
         upcoming = min((moment for moment in ahead if moment is not None), default=None)
         if upcoming is not None:
             left = (upcoming - self._app.store.now()).total_seconds()
-            self._rest = min(max(left, SHORTEST_REST), LOOK_AGAIN)
+            self.rest = min(max(left, SHORTEST_REST), LOOK_AGAIN)
 
     async def _attend(self, schedule: Schedule) -> datetime | None:
         """Make a schedule's ticks; one that cannot be made is told once and holds nobody up."""

@@ -15,6 +15,7 @@ from onejob.job import EPOCH
 from onejob.lifecycle import Completed, Failed
 from onejob.schedules import Standing
 from onejob.stores.contract import Step, Store
+from onejob.stores.memory import MemoryStore
 from onejob.testing import Clock
 from onejob.tick import Missed, Tick, tick
 from onejob.ticking import Ticker
@@ -355,3 +356,16 @@ async def test_the_mark_is_of_the_schedule_alone(app: App, clock: Clock) -> None
         True,
         (clock() - EPOCH) // timedelta(microseconds=1),
     )
+
+
+async def test_a_move_takes_schedules_along(app: App, clock: Clock) -> None:
+    report = reporter(app)
+    await pass_time(app, clock, "5m")
+    await app.schedules.add("other", report.call(), "0 * * * *")
+    await app.schedules.pause("other")
+    there = App(store=MemoryStore(clock=clock))
+    reporter(there)
+    await app.move_to(there)
+    await app.move_to(there)
+    assert await there.schedules.list() == await app.schedules.list()
+    assert tick_times(await pass_time(there, clock, "7m")) == ["00:10"]
