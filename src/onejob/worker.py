@@ -34,6 +34,7 @@ from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Sto
 from onejob.schedule import spell
 from onejob.signals import Cancel, Discard, RetryLater, Snooze
 from onejob.stores.contract import Lease, Step
+from onejob.ticking import Ticker
 from onejob.transaction import settlement
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class Worker:
         self._threads: ThreadPoolExecutor | None = None
         self._main: asyncio.Task[None] | None = None
         self._failing: set[str] = set()  # the chores that the store did not let through
+        self._ticker = Ticker(app)
         self.repaired = 0
         self.ended: Counter[str] = Counter()  # how many runs ended in each state, or were handed back or lost
 
@@ -133,6 +135,10 @@ class Worker:
         settling = asyncio.create_task(self._forever(self._settle, self._hurry))
         settling.add_done_callback(lambda _: self.stop(at_once=True))  # no run without a place for its result
         keeping = [asyncio.create_task(self._every(*chore)) for chore in self._chores()]
+        if self._drain:
+            await self._patiently(self._ticker.tick)
+        else:
+            keeping.append(asyncio.create_task(self._ticker.run(self._patiently)))
         try:
             await self._forever(self._feed, self._stopping)
             await self._finish_runs()
