@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from onejob.decide import Outcome
     from onejob.errors import AdmissionBusy, Duplicate, OnejobError
     from onejob.fluent import unique
-    from onejob.job import Job, Retry, State
+    from onejob.job import Job, Replay, Retry, State
+    from onejob.letters import DeadGroup
     from onejob.policy import Unique
     from onejob.signals import Cancel, Discard, RetryLater, Snooze
     from onejob.tasks import Call, Task
@@ -25,12 +26,14 @@ __all__ = [
     "Call",
     "Cancel",
     "Context",
+    "DeadGroup",
     "Discard",
     "Duplicate",
     "Explanation",
     "Job",
     "OnejobError",
     "Outcome",
+    "Replay",
     "Retry",
     "RetryLater",
     "Snooze",
@@ -50,7 +53,8 @@ _HOMES = {
     "decide": ("Outcome",),
     "errors": ("AdmissionBusy", "Duplicate", "OnejobError"),
     "fluent": ("unique",),
-    "job": ("Job", "Retry", "State"),
+    "job": ("Job", "Replay", "Retry", "State"),
+    "letters": ("DeadGroup",),
     "policy": ("Unique",),
     "signals": ("Cancel", "Discard", "RetryLater", "Snooze"),
     "tasks": ("Call", "Task"),

@@ -66,7 +66,9 @@ async def start(app: App, *, worker: str = "worker") -> Job:
 
 async def settle(app: App, job: Job, result: Result) -> Job | None:
     """Write the result of a run as a worker does; None if the lease is lost."""
-    act = partial(lifecycle.settle, token=job.token, result=result, merge=app.merge)
+    act = partial(
+        lifecycle.settle, token=job.token, result=result, merge=app.merge, replay=app.replay_of(job)
+    )
     [settled] = await app.store.apply([Step(act, job.id)])
     assert settled is None or isinstance(settled, Job)
     return settled
