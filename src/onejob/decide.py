@@ -503,7 +503,7 @@ def replay(view: View, *, edit: Callable[[Job], Job] | None = None) -> Changes:
 def come_back(view: View, *, policy: Replay) -> Changes:
     """Replay a letter whose time has come; one that is kept or stale has spent a replay, and waits on."""
     letter = view.job
-    if letter is None or not lifecycle.returns(letter) or letter.run_at > view.now:
+    if letter is None or letter.returns_at is None or letter.returns_at > view.now:
         return Changes()  # another worker was faster
     if letter.replays >= policy.times:  # the policy has been cut since it died
         return Changes(updates=(lifecycle.stay_dead(letter),))

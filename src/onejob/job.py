@@ -199,6 +199,12 @@ class Job(msgspec.Struct, frozen=True, gc=False):
         """Whether a newer job took this one's work over."""
         return self.superseded_by is not None
 
+    @property
+    def returns_at(self) -> datetime | None:
+        """When a dead letter comes back by itself; None if it does not."""
+        returns = self.state is State.DISCARDED and self.traits & Trait.RETURNS
+        return self.run_at if returns else None
+
     def __repr__(self) -> str:
         """Name the job without its arguments: they may be private."""
         return f"<Job {self.id} {self.task} {self.state}>"

@@ -407,11 +407,6 @@ def stay_dead(letter: Job) -> Job:
     return alter(letter, traits=letter.traits & ~Trait.RETURNS)
 
 
-def returns(job: Job) -> bool:
-    """Tell whether a dead letter will come back by itself, at its run time."""
-    return job.state is State.DISCARDED and bool(job.traits & Trait.RETURNS)
-
-
 # ── by hand ───────────────────────────────────────────────────────────────────────────────────────
 
 

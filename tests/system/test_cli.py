@@ -552,7 +552,7 @@ def test_all_dead_letters_are_replayed_and_counted(onejob: Onejob) -> None:
     some = answer(onejob("replay", "shop:app", "--all", "--task", "fragile", "--json"))
     rest = onejob("replay", "shop:app", "--all").stdout
 
-    assert some == {"total": 1, "created": 0, "kept": 1, "stale": 0, "gone": 0}
+    assert some == {"total": 1, "created": 0, "kept": 1, "stale": 0, "refused": 0, "gone": 0}
     assert rest.splitlines() == [
         "5 dead letters: available again.",
         "1 dead letter: left where they are, for the same work is already under way.",

@@ -20,11 +20,12 @@ COMMANDS = {
     "job": ("jobs", "Show all about one job, its arguments included."),
     "cancel": ("jobs", "End a waiting job, or tell a running one to stop."),
     "dead": ("dead", "List dead letters, newest first, with the error that ended each."),
-    "replay": ("dead", "Bring a dead letter back to life, or all of them."),
+    "replay": ("dead", "Bring a dead letter back to life, or many, perhaps with other arguments."),
     "holds": ("holds", "List the jobs that hold a key, and those that wait behind them."),
     "release": ("holds", "Free a key by hand."),
     "stats": ("store", "Count jobs by queue and state, and the requests that were absorbed."),
     "doctor": ("store", "Look at the store and its jobs, and say what is wrong."),
+    "prune": ("prune", "Forget ended jobs past their retention."),
     "migrate": ("store", "Make the tables, or bring them up to date."),
     "move": ("move", "Carry waiting jobs, holds and dead letters to another store."),
 }

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from onejob.job import Job, State
-from onejob.lifecycle import returns
 from onejob.stores.contract import Filter
 
 
@@ -27,7 +26,7 @@ def matches(job: Job, wanted: Filter) -> bool:
         and (wanted.ended_before is None or _ended(job, wanted.ended_before))
         and (wanted.beyond is None or _lies_beyond(job, wanted.beyond, newest=wanted.newest_first))
         and job.task not in wanted.besides
-        and (wanted.returns_by is None or (returns(job) and job.run_at <= wanted.returns_by))
+        and (wanted.returns_by is None or _returns(job, wanted.returns_by))
         and (not wanted.blocked or _blocked(job))
         and (not wanted.awaits or (_blocked(job) and not awaited(job).isdisjoint(wanted.awaits)))
     )
@@ -63,6 +62,10 @@ def _blocked(job: Job) -> bool:
 def awaited(job: Job) -> set[str]:
     """Name the chains that a job waits for, whether they have ended or not."""
     return set() if job.blockers is None else set(msgspec.json.decode(job.blockers, type=list[str]))
+
+
+def _returns(job: Job, by: datetime) -> bool:
+    return job.returns_at is not None and job.returns_at <= by
 
 
 def _lease_ends(job: Job, by: datetime) -> bool:

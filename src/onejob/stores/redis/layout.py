@@ -15,7 +15,6 @@ from zlib import crc32
 import msgspec
 
 from onejob.job import EPOCH, TERMINAL, Job, State
-from onejob.lifecycle import returns
 from onejob.stores.filters import awaited
 
 VERSION = 1  # of this layout
@@ -150,8 +149,8 @@ def entries(place: Bucket, job: Job) -> Entries:
         found[place.leased, name] = b"%d" % micros(job.lease_until)
     elif job.state in TERMINAL and job.finished_at is not None:
         found[place.ended(job.namespace, job.task, job.state), name] = b"%d" % micros(job.finished_at)
-    if returns(job):
-        found[place.returning(job.namespace, job.task), name] = b"%d" % micros(job.run_at)
+    if job.returns_at is not None:
+        found[place.returning(job.namespace, job.task), name] = b"%d" % micros(job.returns_at)
     if job.key is not None:
         found[place.keyed, job.key + name] = b"0"
     if job.chain_index:
