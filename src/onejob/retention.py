@@ -1,8 +1,8 @@
 """Retention: how long what has ended is kept, and how it is forgotten without getting in anybody's way.
 
-Jobs go in small batches, each a short write, with a pause after each that lasts as long as the batch did:
-half of the store's time is left to the others, however much there is to forget. A pass that begins where
-the one before it ended passes tombstones by; one from the beginning looks at them again.
+Jobs go in small batches, each a short write, with a pause after each that lasts three times as long as the
+batch did: most of the store's time is left to the others, however much there is to forget. A pass that begins
+where the one before it ended passes tombstones by; one from the beginning looks at them again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AT_ONCE = 100  # jobs forgotten in one write
 EVERY = timedelta(minutes=1)  # between passes of all workers together
 WHOLE_EVERY = timedelta(days=1)  # between passes from the beginning
 FOLD_EVERY = timedelta(hours=1)  # between looks for counters of jobs that are gone
-LONGEST_PAUSE = 1.0  # seconds
+PAUSE, LONGEST_PAUSE = 3.0, 1.0  # times as long as a batch took, and seconds at most
 
 DEFAULT: Mapping[State, timedelta] = {
     State.COMPLETED: timedelta(days=7),
@@ -124,7 +124,7 @@ class Pass:
                 begun = perf_counter()
                 self.done += await forget(batch)
                 self.tell(self.done)
-                await asyncio.sleep(min(perf_counter() - begun, LONGEST_PAUSE))
+                await asyncio.sleep(min(PAUSE * (perf_counter() - begun), LONGEST_PAUSE))
         return self.done
 
     async def _batches(self, rule: Rule) -> AsyncIterator[list[Job]]:
