@@ -270,6 +270,7 @@ class Worker:
         run = Run(job, Context(self.app, job, deadline), job.lease_until)
         self._runs[job.id] = run
         run.task = asyncio.create_task(self._run(run))
+        run.task.add_done_callback(partial(self._clear, run))
 
     async def _run(self, run: Run) -> None:
         """Carry one leased job to a result. Never raises: a failure is a result."""
@@ -280,6 +281,16 @@ class Worker:
         if run.context.settled is not None:
             done = Completed(run.context.settled.result, run.context.continuation)
             await self._tell_others([(run, done)], [run.context.settled])
+        self._leave(run, result)
+
+    def _clear(self, run: Run, task: asyncio.Task[None]) -> None:
+        """Leave a run that was stopped before its first step: none of it was executed, not even its end."""
+        if task.cancelled():
+            self._leave(run, interrupted(run, asyncio.CancelledError()))
+            self._settled.set()  # whoever waits for the last run may have looked already
+
+    def _leave(self, run: Run, result: Result) -> None:
+        """Free a run's place, and have its result written."""
         if self._runs.get(run.job.id) is run:  # we may have lost it and leased it again meanwhile
             del self._runs[run.job.id]
         if run.context.settled is not None:
