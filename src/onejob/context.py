@@ -8,18 +8,40 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from onejob.errors import CompletionError, NoCurrentJob, NotCommitted
+from onejob.errors import CompletionError, ContinuationError, InvalidCall, NoCurrentJob
 from onejob.job import Job
 from onejob.lifecycle import Completed, gives_way
 from onejob.payload import encode
-from onejob.transaction import Transaction
 
 if TYPE_CHECKING:
     from onejob.app import App
+    from onejob.tasks import Call
+    from onejob.transaction import Transaction
 
 T = TypeVar("T")
 
 _running: ContextVar[Context | None] = ContextVar("onejob_running", default=None)
+
+
+class Finished:
+    """A chain that this job has waited for."""
+
+    __slots__ = ("_returns", "job")
+
+    def __init__(self, job: Job, returns: Any) -> None:
+        self.job = job
+        self._returns = returns
+
+    @property
+    def result(self) -> Any:
+        """What its last job returned; raises JobFailed or JobCancelled if it did not complete."""
+        from onejob.admission import result_of
+
+        return result_of(self.job, self._returns)
+
+    def __repr__(self) -> str:
+        """Name the chain and how it ended."""
+        return f"<Finished {self.job.chain_id} {self.job.state}>"
 
 
 class Context:
@@ -31,9 +53,12 @@ class Context:
         self.deadline = deadline
         self.stop = False  # set on the loop, read in the run's own thread
         self.told: bytes | None = None
+        self.blockers: tuple[Finished, ...] = ()  # the chains that this job has waited for, in order
+        self.continuation: Call[Any] | None = None
         self.block: Literal["open", "in doubt"] | None = None  # of transaction(): not ended, or maybe not
         self.result: object = None  # as it was told inside that
-        self.settled: Job | None = None  # as that has completed it
+        self.completion: Completed | None = None  # as that has written it, if it was committed
+        self.settled: Job | None = None  # as it is since that was committed
 
     @property
     def attempt(self) -> int:
@@ -54,6 +79,19 @@ class Context:
         """Tell how far the run is, from 0 to 1; stored within a second."""
         self.told = msgspec.json.encode({"fraction": min(max(float(fraction), 0.0), 1.0), "message": message})
 
+    def continue_with(self, call: Call[Any]) -> None:
+        """Let a call be the next job of this chain; it is made when, and only if, this run completes."""
+        if self.completing:
+            raise ContinuationError("The job is completed already: call continue_with inside transaction().")
+        if self.continuation is not None:
+            raise ContinuationError("continue_with can only be called once")
+        if not hasattr(call, "task"):
+            raise InvalidCall(f"continue_with({call!r}): write continue_with(task.call(…)).")
+        if call.task.connection is not None:
+            raise InvalidCall("A continuation is written with its run's completion: leave connection= out.")
+        call.request()  # whatever is wrong with it is said here
+        self.continuation = call
+
     async def is_latest(self) -> bool:
         """Tell whether no newer request of this key has been admitted since."""
         if self.job.key is None:
@@ -67,6 +105,8 @@ class Context:
 
         It gives a connection to write on, and commits. With connection= it is yours, and you commit.
         """
+        from onejob.transaction import Transaction
+
         return Transaction(self, connection)
 
     def returns(self, value: T) -> T:
@@ -75,31 +115,9 @@ class Context:
             raise CompletionError(
                 "returns() is for the inside of transaction(): elsewhere, return the value."
             )
-        self._encoded(value)  # what cannot be stored must not be committed
+        encode(value, f"The result of {self.job.task}", self.app.max_args)  # else the block cannot commit
         self.result = value
         return value
-
-    def completed(self, value: object) -> Completed:
-        """Turn what the handler returned, or told inside transaction(), into how its run ends."""
-        return Completed(self._encoded(value))
-
-    def ended(self, value: object) -> Completed:
-        """Turn what the handler returned into how its run has ended, which a transaction() may have said."""
-        if self.block == "in doubt":
-            raise NotCommitted
-        if self.settled is None:
-            return self.completed(value)
-        if value is not None and self._encoded(value) != self.settled.result:
-            self.app.log.warning(
-                "job %s (%s) returned a value that is dropped, for its transaction had completed it: "
-                "tell it inside, by current().returns(value)",
-                self.job.id,
-                self.job.task,
-            )
-        return Completed(self.settled.result)
-
-    def _encoded(self, value: object) -> bytes:
-        return encode(value, f"The result of {self.job.task}", self.app.max_args)
 
     def is_latest_sync(self) -> bool:
         """Tell the same from a plain function."""
