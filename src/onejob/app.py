@@ -102,6 +102,7 @@ class App:
         store: Store | None = None,
     ) -> None:
         self.url = url
+        self.place: str | None = None  # module:attribute, if the command line has found it there
         self.namespace = namespace
         self.secret = _secret(secret)
         self.retry = retry or Retry()
@@ -132,6 +133,7 @@ class App:
         timeout: Duration | None = None,
         priority: int = 0,
         give_up_on: tuple[type[Exception], ...] = (),
+        process: bool = False,
     ) -> _Register: ...
     def task(
         self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **policies: Any
@@ -493,6 +495,7 @@ class App:
         grace: Duration = "25s",
         drain: bool = False,
         name: str | None = None,
+        processes: int | None = None,
     ) -> Worker:
         """Make a worker: `async with app.worker(): …` runs it meanwhile, `await worker.run()` by itself."""
         return Worker(
@@ -503,6 +506,7 @@ class App:
             grace=duration(grace).total_seconds(),
             drain=drain,
             name=name,
+            processes=processes,
         )
 
     async def close(self) -> None:

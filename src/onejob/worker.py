@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from onejob import lifecycle
 from onejob.context import Context, enter
@@ -30,6 +30,7 @@ from onejob.stores.contract import Lease, Step
 
 if TYPE_CHECKING:
     from onejob.app import App
+    from onejob.processes import Process, Processes
     from onejob.tasks import Task
 
 log = logging.getLogger("onejob")
@@ -42,6 +43,7 @@ LONGEST_BACKOFF = 15.0
 SHORTEST_LEASE = timedelta(milliseconds=10)
 
 Why = Literal["cancelled", "lost", "stopping"]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -54,6 +56,7 @@ class Run:
     task: asyncio.Task[None] | None = None
     stopped_for: Why | None = None
     written: bytes | None = None  # the progress that the store has
+    process: Process | None = None  # the one that runs it, if it is not this one
 
 
 class Worker:
@@ -69,9 +72,12 @@ class Worker:
         grace: float,
         drain: bool,
         name: str | None,
+        processes: int | None = None,
     ) -> None:
         if type(concurrency) is not int or concurrency < 1:
             raise InvalidPolicy(f"concurrency={concurrency!r}: a worker needs at least one place.")
+        if processes is not None and (type(processes) is not int or processes < 1):
+            raise InvalidPolicy(f"processes={processes!r}: allow at least one, or leave it out.")
         if lease < SHORTEST_LEASE:
             raise InvalidPolicy(f"lease={spell(lease)} is too short to be renewed in time: write 1s or more.")
         self.app = app
@@ -89,6 +95,8 @@ class Worker:
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._threads: ThreadPoolExecutor | None = None
+        self._most_processes = min(processes or concurrency, concurrency)
+        self._processes: Processes | None = None
         self._main: asyncio.Task[None] | None = None
         self._failing: set[str] = set()  # the chores that the store did not let through
         self.repaired = 0
@@ -122,6 +130,7 @@ class Worker:
     async def run(self) -> None:
         """Work until told to stop, or until nothing is due if this is a draining worker."""
         self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="onejob")
+        self._processes = self._open_processes()
         settling = asyncio.create_task(self._forever(self._settle, self._hurry))
         settling.add_done_callback(lambda _: self.stop(at_once=True))  # no run without a place for its result
         keeping = [asyncio.create_task(self._every(*chore)) for chore in self._chores()]
@@ -141,6 +150,16 @@ class Worker:
             await settling
             await asyncio.gather(*keeping, return_exceptions=True)
             self._threads.shutdown(wait=False, cancel_futures=True)
+            if self._processes is not None:
+                await self._processes.close()
+
+    def _open_processes(self) -> Processes | None:
+        """Make room for processes if some task asks for one; none is started before its first job."""
+        if not any(task.process for task in self.app.tasks.values()):
+            return None
+        from onejob.processes import Processes
+
+        return Processes(self.app, self._most_processes)
 
     def _chores(self) -> list[tuple[float, Callable[[], Awaitable[None]]]]:
         return [
@@ -222,9 +241,15 @@ class Worker:
             queues={queue: most - taken.get(queue, 0) for queue, most in self.queues.items()},
             total=room,
             duration=self._lease,
-            tasks=self.app.tasks.keys(),
+            tasks=self._runnable(),
             limits={queue: most for queue, most in self.app.queues.items() if most is not None},
         )
+
+    def _runnable(self) -> Collection[str]:
+        """Name the tasks that have a place here: those that need a process wait while all are taken."""
+        if self._processes is None or self._processes.has_room:
+            return self.app.tasks.keys()
+        return [name for name, task in self.app.tasks.items() if not task.process]
 
     async def _pause(self, seen: Any, *, idle: bool) -> None:
         """Wait until a place is free or something may be due."""
@@ -252,10 +277,12 @@ class Worker:
     # ── running ───────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, job: Job) -> None:
-        deadline = None if job.timeout is None else self.app.store.now() + timedelta(seconds=job.timeout)
-        run = Run(job, Context(self.app, job, deadline), job.lease_until)
+        run = Run(job, Context(self.app, job, self._deadline(job)), job.lease_until)
         self._runs[job.id] = run
         run.task = asyncio.create_task(self._run(run))
+
+    def _deadline(self, job: Job) -> datetime | None:
+        return None if job.timeout is None else self.app.store.now() + timedelta(seconds=job.timeout)
 
     async def _run(self, run: Run) -> None:
         """Carry one leased job to a result. Never raises: a failure is a result."""
@@ -274,29 +301,32 @@ class Worker:
         task = self.app.tasks[run.job.task]
         enter(run.context)
         try:
-            value = await self._call(task, run)
-            return Completed(encode(value, f"The result of {task.name}", self.app.max_args))
-        except RetryLater as signal:
-            return Failed(describe(signal), after=signal.after)
-        except Snooze as signal:
-            return Snoozed(signal.after)
-        except Cancel as signal:
-            return Stopped(readable(str(signal)) or "cancelled by its handler")
-        except Discard as signal:
-            return Failed(describe(signal), final=True)
+            if task.process:
+                return await self._attempt_elsewhere(run)
+            return completed(task, run.context, await self._call(task, run))
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is a result
-            return Failed(describe(error), final=isinstance(error, task.give_up_on), chance=random.random())  # noqa: S311 - jitter
+            return raised(task, error)
+
+    async def _attempt_elsewhere(self, run: Run) -> Result:
+        """Let a process run it; its time begins when there is one that has imported the app."""
+        assert self._processes is not None  # run() has opened it
+        async with self._processes.one() as run.process:
+            run.context.deadline = self._deadline(run.job)
+            return await self._in_time(run, run.process.attempt(run.context))
 
     async def _call(self, task: Task[..., Any], run: Run) -> Any:
         args, kwargs = task.signature.restore(run.job.arguments)
+        return await self._in_time(run, self._invoke(task, args, kwargs))
+
+    async def _in_time(self, run: Run, work: Awaitable[T]) -> T:
         if run.job.timeout is None:
-            return await self._invoke(task, args, kwargs)
+            return await work
         timer = asyncio.timeout(run.job.timeout)
         try:
             async with timer:
-                return await self._invoke(task, args, kwargs)
+                return await work
         except TimeoutError:
             if not timer.expired():  # the handler's own
                 raise
@@ -402,8 +432,11 @@ class Worker:
     def _interrupt(self, run: Run, why: Why) -> None:
         run.stopped_for = run.stopped_for or why
         run.context.stop = True
-        plain = not self.app.tasks[run.job.task].is_async
-        if run.task is not None and not (plain and why == "cancelled"):  # a thread must notice by itself
+        task = self.app.tasks[run.job.task]
+        in_thread = not (task.is_async or task.process)
+        if why == "cancelled" and run.process is not None:
+            run.process.stop()
+        elif run.task is not None and not (in_thread and why == "cancelled"):  # it must notice by itself
             run.task.cancel()
 
     # ── chores ────────────────────────────────────────────────────────────────────────────────────
@@ -492,6 +525,26 @@ def caught(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any
         return function(*args, **kwargs), None
     except BaseException as error:  # noqa: BLE001 - it is raised where the run is awaited
         return None, error
+
+
+def completed(task: Task[..., Any], context: Context, value: Any) -> Completed:
+    """Tell what it comes to that a handler returned."""
+    return Completed(encode(value, f"The result of {task.name}", context.app.max_args))
+
+
+def raised(task: Task[..., Any], error: BaseException) -> Result:
+    """Tell what it comes to that a handler raised."""
+    match error:
+        case RetryLater():
+            return Failed(describe(error), after=error.after)
+        case Snooze():
+            return Snoozed(error.after)
+        case Cancel():
+            return Stopped(readable(str(error)) or "cancelled by its handler")
+        case Discard():
+            return Failed(describe(error), final=True)
+        case _:
+            return Failed(describe(error), final=isinstance(error, task.give_up_on), chance=random.random())  # noqa: S311 - jitter
 
 
 def describe(error: BaseException) -> dict[str, str]:
