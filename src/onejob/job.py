@@ -133,6 +133,13 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     result: bytes | None = None  # JSON
     progress: bytes | None = None  # JSON
 
+    expires_at: datetime | None = None  # when it is too late to start
+    partition: str | None = None  # whose share of its queue's places it takes
+    replays: int = 0  # how often it came back as a dead letter
+    blockers: bytes | None = None  # JSON: the chains that it waits for, in order
+    arrived: bytes | None = None  # what became of each of them, one digit of `Arrival` each
+    following: bytes | None = None  # JSON: the calls that are to continue its chain
+
     @property
     def arguments(self) -> dict[str, Any]:
         """The call's arguments as plain JSON values; empty in a tombstone."""

@@ -58,6 +58,8 @@ class Filter:
     leased_until: datetime | None = None  # active, with a lease that ends by then
     ended_before: datetime | None = None
     stranded: bool = False  # pending behind a predecessor that is gone
+    awaits: Collection[str] = ()  # pending until one of these chains has ended, among others
+    blocked: bool = False  # pending until some chains have ended
     limit: int = 100
     offset: int = 0
     newest_first: bool = True
@@ -159,6 +161,15 @@ class Store(Protocol):
 
     async def find(self, wanted: Filter) -> list[Job]:
         """List jobs."""
+
+    async def tails(self, chains: Sequence[str]) -> list[Job | None]:
+        """Read the last job of each chain, in input order."""
+
+    async def settings(self, namespace: str, kind: str) -> dict[str, bytes]:
+        """Read what was decided at run time, by name: schedules, queues that pause."""
+
+    async def put_setting(self, namespace: str, kind: str, name: str, value: bytes | None) -> None:
+        """Write one such decision, or take it back."""
 
     async def counts(self, namespace: str) -> Counts:
         """Count jobs that are kept."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import partial
@@ -37,6 +37,7 @@ class MemoryStore:
         self._book = Book()
         self._tallies: Counter[tuple[str, str, str, str]] = Counter()
         self._tallied_at: dict[tuple[str, str, str, str], datetime] = {}
+        self._settings: defaultdict[tuple[str, str], dict[str, bytes]] = defaultdict(dict)
         self._bell = Bell()
 
     def apply_now(self, steps: Sequence[Step]) -> list[Any]:
@@ -105,6 +106,26 @@ class MemoryStore:
             jobs = self._select(lambda job: matches(job, wanted) and self._stranded(job, wanted))
         jobs.sort(key=lambda job: job.id, reverse=wanted.newest_first)
         return jobs[wanted.offset : wanted.offset + wanted.limit]
+
+    async def tails(self, chains: Sequence[str]) -> list[Job | None]:
+        """Read the last job of each chain."""
+        with self._lock:
+            members = sorted(self._select(lambda job: job.chain_id in set(chains)), key=_index)
+        last = {job.chain_id: job for job in members}
+        return [last.get(chain) for chain in chains]
+
+    async def settings(self, namespace: str, kind: str) -> dict[str, bytes]:
+        """Read what was decided at run time."""
+        with self._lock:
+            return dict(self._settings[namespace, kind])
+
+    async def put_setting(self, namespace: str, kind: str, name: str, value: bytes | None) -> None:
+        """Write one such decision, or take it back."""
+        with self._lock:
+            decided = self._settings[namespace, kind]
+            decided.pop(name, None)
+            decided |= {} if value is None else {name: value}
+        self._bell.ring()
 
     def _stranded(self, job: Job, wanted: Filter) -> bool:
         if not wanted.stranded:
@@ -196,6 +217,10 @@ def count(jobs: Iterable[Job]) -> Counts:
 
 def _active_in(job: Job, namespace: str, queue: str) -> bool:
     return job.state is State.ACTIVE and job.namespace == namespace and job.queue == queue
+
+
+def _index(job: Job) -> int:
+    return job.chain_index
 
 
 def _forget(changes: Changes) -> None:

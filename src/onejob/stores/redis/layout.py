@@ -15,6 +15,7 @@ from zlib import crc32
 import msgspec
 
 from onejob.job import EPOCH, TERMINAL, Job, State
+from onejob.stores.filters import awaited
 
 VERSION = 1  # of this layout
 MICROSECOND = timedelta(microseconds=1)
@@ -33,6 +34,7 @@ class Bucket:
     __slots__ = (
         "_names",
         "active",
+        "blocked",
         "chains",
         "counts",
         "fixed",
@@ -58,7 +60,8 @@ class Bucket:
         self.counts = self.tag + b"counts"  # namespace, queue, task, state, held or not → number
         self.active = self.tag + b"active"  # namespace, queue → number
         self.keyed = self.tag + b"keyed"  # key and id, in order
-        self.chains = self.tag + b"chains"  # chain and id of a continuation, in order
+        self.chains = self.tag + b"chains"  # chain, place in it and id of a continuation, in order
+        self.blocked = self.tag + b"blocked"  # id of a job that waits for chains
         self.timed = self.tag + b"timed"  # id by run time
         self.leased = self.tag + b"leased"  # id by the end of its lease
         self.fixed = (self.jobs, self.held, self.next, self.marks, self.active, self.counts)
@@ -81,6 +84,10 @@ class Bucket:
     def listed(self, namespace: str, state: State) -> bytes:
         """Name the set of jobs in a state, oldest first."""
         return self.beside("state", namespace, state)
+
+    def awaiting(self, chain: str) -> bytes:
+        """Name the set of jobs that wait for a chain."""
+        return self.beside("awaiting", chain)
 
     def ended(self, state: State) -> bytes:
         """Name the set of jobs that ended in a state, by when they did."""
@@ -141,7 +148,10 @@ def entries(place: Bucket, job: Job) -> Entries:
     if job.key is not None:
         found[place.keyed, job.key + name] = b"0"
     if job.chain_index:
-        found[place.chains, b"%b\0%b" % (job.chain_id.encode(), name)] = b"0"
+        found[place.chains, b"%b\0%010d%b" % (job.chain_id.encode(), job.chain_index, name)] = b"0"
+    if job.blockers is not None and job.state is State.PENDING:
+        found[place.blocked, name] = b"0"
+        found |= {(place.awaiting(chain), name): b"0" for chain in awaited(job)}
     return found
 
 

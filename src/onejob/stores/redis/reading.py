@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,6 +16,7 @@ from onejob.stores.redis.layout import Bucket, frame, micros
 from onejob.stores.redis.records import read_job
 
 PAGE = 500  # ids read at once from an index
+POSITION = 10  # digits of a continuation's place in its chain
 WAITING = INCOMPLETE - {State.ACTIVE}
 
 Names = list[tuple[Bucket, bytes]]
@@ -71,6 +72,8 @@ def find(wanted: Filter, ground: Ground) -> Flow[list[Job]]:
         return (yield from page([(place, place.keyed) for place in places], wanted, prefix=wanted.key))
     if wanted.leased_until is not None or wanted.ended_before is not None:
         return (yield from find_by_time(wanted, ground))
+    if wanted.awaits or wanted.blocked:
+        return (yield from page(list(waiting_lists(wanted, ground)), wanted))
     if wanted.held or wanted.stranded:
         return (yield from find_standing(wanted, ground))
     if wanted.chain_id is not None:
@@ -108,7 +111,7 @@ def page(names: Names, wanted: Filter, prefix: bytes = b"") -> Flow[list[Job]]:
         read = dict(zip(list(cursors), replies, strict=True))
         edge = boundary(read, size, newest=wanted.newest_first)
         cursors, batch = advance(cursors, read, edge, size, newest=wanted.newest_first)
-        batch.sort(key=lambda one: one[1], reverse=wanted.newest_first)
+        batch = sorted(set(batch), key=lambda one: one[1], reverse=wanted.newest_first)
         jobs = yield from fetch([(place, member[len(prefix) :]) for place, member in batch])
         found += [job for job in jobs if job is not None and matches(job, wanted)]
     return found[wanted.offset : wanted.offset + wanted.limit]
@@ -209,6 +212,43 @@ def stranded(successors: Sequence[Job], ground: Ground) -> Flow[list[Job | None]
     return left
 
 
+def waiting_lists(wanted: Filter, ground: Ground) -> Iterator[tuple[Bucket, bytes]]:
+    """Name the lists of jobs that wait for some chains, or for any."""
+    for place in ground.buckets:
+        if wanted.awaits:
+            yield from ((place, place.awaiting(chain)) for chain in wanted.awaits)
+        else:
+            yield place, place.blocked
+
+
+def tails(chains: Sequence[str], ground: Ground) -> Flow[list[Job | None]]:
+    """Read the last job of each chain: its last continuation, else the first job, which has its id."""
+    homes = [(chain, chain.encode() + b"\0", ground.home(chain)) for chain in chains]
+    replies = yield [
+        Ask(place.number, ranged(place.chains, first, None, 1, newest=True)) for _, first, place in homes
+    ]
+    last = [
+        reply[0][len(first) + POSITION :].decode() if reply else chain
+        for (chain, first, _), reply in zip(homes, replies, strict=True)
+    ]
+    return (yield from get(last, ground))
+
+
+def settings(namespace: str, kind: str, ground: Ground) -> Flow[dict[str, bytes]]:
+    """Read what was decided at run time."""
+    place = ground.buckets[0]
+    [reply] = yield [Ask(place.number, ("HGETALL", place.beside("settings", namespace, kind)))]
+    return {name.decode(): value for name, value in pairs(reply)}
+
+
+def put_setting(namespace: str, kind: str, name: str, value: bytes | None, ground: Ground) -> Flow[None]:
+    """Write one such decision, or take it back, and say so."""
+    place = ground.buckets[0]
+    where = place.beside("settings", namespace, kind)
+    command = ("HDEL", where, name) if value is None else ("HSET", where, name, value)
+    yield [Ask(place.number, command), Ask(place.number, ("PUBLISH", ground.channel, ground.voice))]
+
+
 def find_chain(chain_id: str, wanted: Filter, ground: Ground) -> Flow[list[Job]]:
     """List the jobs of a chain: the first, which has its id, and the continuations."""
     first = chain_id.encode() + b"\0"
@@ -217,7 +257,7 @@ def find_chain(chain_id: str, wanted: Filter, ground: Ground) -> Flow[list[Job]]
         for place in ground.buckets
     ]
     names = [
-        (place, member[len(first) :])
+        (place, member[len(first) + POSITION :])
         for place, reply in zip(ground.buckets, replies, strict=True)
         for member in reply
     ]

@@ -58,6 +58,12 @@ Fields = tuple[
     bytes,  # errors
     bytes | None,  # result
     bytes | None,  # progress
+    datetime | None,  # expires_at
+    str | None,  # partition
+    int,  # replays
+    bytes | None,  # blockers
+    bytes | None,  # arrived
+    bytes | None,  # following
 ]
 
 _encode = msgspec.msgpack.Encoder().encode

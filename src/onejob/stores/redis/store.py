@@ -120,6 +120,19 @@ class RedisStore:
         """List jobs."""
         return await self._await(reading.find(wanted, self._ground))
 
+    async def tails(self, chains: Sequence[str]) -> list[Job | None]:
+        """Read the last job of each chain."""
+        return await self._await(reading.tails(chains, self._ground)) if chains else []
+
+    async def settings(self, namespace: str, kind: str) -> dict[str, bytes]:
+        """Read what was decided at run time."""
+        return await self._await(reading.settings(namespace, kind, self._ground))
+
+    async def put_setting(self, namespace: str, kind: str, name: str, value: bytes | None) -> None:
+        """Write one such decision, or take it back."""
+        await self._await(reading.put_setting(namespace, kind, name, value, self._ground))
+        self._bell.ring()
+
     async def counts(self, namespace: str) -> Counts:
         """Count jobs."""
         return await self._await(reading.counts(namespace, self._ground))

@@ -123,7 +123,7 @@ class Engine:
         if step.job_id is not None or step.marks:
             return None
         changes = step.act(View(self._clock()))
-        if len(changes.inserts) != 1:
+        if len(changes.inserts) != 1 or changes.inserts[0].blockers is not None:
             return None
         [job] = changes.inserts
         if self._cursor.execute(SQL["insert_job_if_free"], write_job(job)).rowcount != 1:

@@ -132,13 +132,26 @@ def enter(book: Book, ledger: Ledger, changes: Changes) -> None:
     """Add a step's changes to what will be written."""
     for job in changes.updates:
         ledger.append(revision(book.jobs.get(job.id), job))
+        ledger += waits(book.jobs.get(job.id), job)
     for job in changes.inserts:
         ledger.append(("insert_job", write_job(job)))
+        ledger += waits(None, job)
     for job_id in changes.deletes:
         ledger.append(("delete_job", (job_id,)))
+        ledger += waits(book.jobs.get(job_id), None)
     if changes.mark is not None:
         mark = changes.mark
         ledger.append(("write_mark", write_mark(mark)) if mark.job else ("drop_mark", (mark.key,)))
+
+
+def waits(old: Job | None, new: Job | None) -> Ledger:
+    """List what changes in the table of who waits for a chain, which is the jobs' blockers turned round."""
+    before, after = old and old.blockers, new and new.blockers
+    named = new or old
+    if before == after or named is None:
+        return []
+    gone: Ledger = [("drop_waits", (named.id,))] if before else []
+    return gone + ([("insert_waits", (named.id, after))] if after else [])
 
 
 def write(ledger: Ledger) -> Flow[None]:
@@ -268,6 +281,25 @@ def get(ids: Sequence[str]) -> Flow[list[Job | None]]:
     return [book.jobs.get(job_id) for job_id in ids]
 
 
+def tails(chains: Sequence[str]) -> Flow[list[Job | None]]:
+    """Read the last job of each chain."""
+    rows = yield Ask("tails", (names(chains),))
+    last = {job.chain_id: job for job in map(read_job, rows)}
+    return [last.get(chain) for chain in chains]
+
+
+def settings(namespace: str, kind: str) -> Flow[dict[str, bytes]]:
+    """Read what was decided at run time."""
+    rows = yield Ask("settings", (namespace, kind))
+    return {name: bytes(value) for name, value in rows}
+
+
+def put_setting(namespace: str, kind: str, name: str, value: bytes | None) -> Flow[None]:
+    """Write one such decision, or take it back."""
+    given = (namespace, kind, name)
+    yield Ask("drop_setting", given) if value is None else Ask("put_setting", (*given, value))
+
+
 def find(wanted: Filter) -> Flow[list[Job]]:
     """List jobs, by the statement that has an index for what is asked."""
     rows = yield question(wanted)
@@ -286,6 +318,11 @@ def question(wanted: Filter) -> Ask:
         return Ask("find_ended", (micros(wanted.ended_before), names(states), wanted.limit, wanted.offset))
     if wanted.stranded:
         return Ask("find_stranded", (wanted.limit,))
+    if wanted.awaits:
+        chains = names(wanted.awaits)
+        return Ask("find_awaiting", (chains, wanted.newest_first, wanted.limit, wanted.offset))
+    if wanted.blocked:
+        return Ask("find_blocked", (wanted.newest_first, wanted.limit, wanted.offset))
     if wanted.newest_first and wanted == Filter(
         namespace=wanted.namespace, limit=wanted.limit, offset=wanted.offset
     ):

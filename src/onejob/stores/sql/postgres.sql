@@ -32,7 +32,7 @@ LISTEN onejob;
 -- name: clock
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 
--- name: settings
+-- name: server_settings
 -- What the doctor looks at.
 SELECT current_setting('server_version'), current_setting('server_version_num')::bigint, pg_is_in_recovery(),
     current_setting('fsync'), current_setting('synchronous_commit'), current_setting('full_page_writes'),
@@ -70,14 +70,14 @@ inserted AS (
         payload_digest, retry, chain_id, timeout, attempt, started_at, finished_at, key, held_key,
         next_key, holds, traits, within, held_at, holds_until, latest_at, version, chain_index,
         parent_id, superseded_by, reason, token, worker, lease_until, cancel_requested, errors, result,
-        progress
+        progress, expires_at, partition, replays, blockers, arrived, following
     )
     SELECT
         id, namespace, task, queue, state, priority, run_at, place, created_at, args, meta,
         payload_digest, retry, chain_id, timeout, attempt, started_at, finished_at, key, held_key,
         next_key, holds, traits, within, held_at, holds_until, latest_at, version, chain_index,
         parent_id, superseded_by, reason, token, worker, lease_until, cancel_requested, errors, result,
-        progress
+        progress, expires_at, partition, replays, blockers, arrived, following
     FROM limits CROSS JOIN wanted ORDER BY held_key
     ON CONFLICT DO NOTHING
     RETURNING id
@@ -271,6 +271,44 @@ WHERE waiting.next_key IS NOT NULL AND waiting.state = 'pending'
     AND (holder.id IS NULL OR holder.finished_at IS NOT NULL)
 LIMIT $1::bigint;
 
+-- name: find_awaiting
+SELECT found.* FROM (
+    SELECT DISTINCT job_id FROM json_array_elements_text($1::text::json) AS named
+    CROSS JOIN LATERAL (SELECT job_id FROM onejob_waits WHERE chain_id = named.value) AS waiting
+) AS waiting
+CROSS JOIN LATERAL (
+    SELECT * FROM onejob_jobs WHERE id = waiting.job_id AND state || '' = 'pending' LIMIT 1
+) AS found
+ORDER BY CASE WHEN $2::boolean THEN id END DESC, CASE WHEN NOT $2::boolean THEN id END
+LIMIT $3::bigint OFFSET $4::bigint;
+
+-- name: find_blocked
+SELECT * FROM onejob_jobs
+WHERE state = 'pending' AND blockers IS NOT NULL
+ORDER BY CASE WHEN $1::boolean THEN id END DESC, CASE WHEN NOT $1::boolean THEN id END
+LIMIT $2::bigint OFFSET $3::bigint;
+
+-- name: tails
+SELECT found.* FROM json_array_elements_text($1::text::json) AS named CROSS JOIN LATERAL (
+    SELECT * FROM onejob_jobs WHERE id = coalesce(
+        (
+            SELECT id FROM onejob_jobs WHERE chain_id = named.value AND chain_index > 0
+            ORDER BY chain_index DESC LIMIT 1
+        ),
+        named.value
+    ) LIMIT 1
+) AS found;
+
+-- name: settings
+SELECT name, value FROM onejob_settings WHERE namespace = $1::text AND kind = $2::text;
+
+-- name: put_setting
+INSERT INTO onejob_settings (namespace, kind, name, value) VALUES ($1::text, $2::text, $3::text, $4::bytea)
+ON CONFLICT (namespace, kind, name) DO UPDATE SET value = excluded.value;
+
+-- name: drop_setting
+DELETE FROM onejob_settings WHERE namespace = $1::text AND kind = $2::text AND name = $3::text;
+
 -- name: counts
 SELECT queue, task, state, count(*) FROM onejob_jobs WHERE namespace = $1::text GROUP BY queue, task, state;
 
@@ -310,13 +348,15 @@ INSERT INTO onejob_jobs (
     id, namespace, task, queue, state, priority, run_at, place, created_at, args, meta, payload_digest,
     retry, chain_id, timeout, attempt, started_at, finished_at, key, held_key, next_key, holds, traits,
     within, held_at, holds_until, latest_at, version, chain_index, parent_id, superseded_by, reason,
-    token, worker, lease_until, cancel_requested, errors, result, progress
+    token, worker, lease_until, cancel_requested, errors, result, progress,
+    expires_at, partition, replays, blockers, arrived, following
 )
 SELECT
     id, namespace, task, queue, state, priority, run_at, place, created_at, args, meta, payload_digest,
     retry, chain_id, timeout, attempt, started_at, finished_at, key, held_key, next_key, holds, traits,
     within, held_at, holds_until, latest_at, version, chain_index, parent_id, superseded_by, reason,
-    token, worker, lease_until, cancel_requested, errors, result, progress
+    token, worker, lease_until, cancel_requested, errors, result, progress,
+    expires_at, partition, replays, blockers, arrived, following
 FROM json_populate_recordset(NULL::onejob_jobs, $1::text::json) ORDER BY held_key, id;
 
 -- name: update_job
@@ -328,7 +368,9 @@ UPDATE onejob_jobs SET
     next_key = new.next_key, traits = new.traits, held_at = new.held_at, holds_until = new.holds_until,
     version = new.version, superseded_by = new.superseded_by, reason = new.reason, token = new.token,
     worker = new.worker, lease_until = new.lease_until, cancel_requested = new.cancel_requested, errors
-    = new.errors, result = new.result, progress = new.progress
+    = new.errors, result = new.result, progress = new.progress, expires_at = new.expires_at, partition =
+    new.partition, replays = new.replays, blockers = new.blockers, arrived = new.arrived, following =
+    new.following
 FROM json_populate_recordset(NULL::onejob_jobs, $1::text::json) AS new
 WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 

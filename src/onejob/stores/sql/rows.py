@@ -84,6 +84,12 @@ def write_job(job: Job) -> Row:
         job.errors,
         job.result,
         job.progress,
+        job.expires_at and micros(job.expires_at),
+        job.partition,
+        job.replays,
+        job.blockers,
+        job.arrived,
+        job.following,
     )
 
 
@@ -116,6 +122,12 @@ def write_changes(job: Job) -> Row:
         job.errors,
         job.result,
         job.progress,
+        job.expires_at and micros(job.expires_at),
+        job.partition,
+        job.replays,
+        job.blockers,
+        job.arrived,
+        job.following,
         job.id,
     )
 
@@ -170,10 +182,10 @@ def read_job(row: Row) -> Job:
     values[4] = STATES[values[4]]
     values[12] = read_retry(values[12])
     if values[9].__class__ is str:  # PostgreSQL keeps JSON as text, SQLite as bytes
-        for column in (9, 10, 36, 37, 38):
+        for column in (9, 10, 36, 37, 38, 42, 43, 44):
             values[column] = values[column] if values[column] is None else values[column].encode()
     values[35] = bool(values[35])
-    for column in (6, 8, 16, 17, 24, 25, 26, 34):
+    for column in (6, 8, 16, 17, 24, 25, 26, 34, 39):
         time = values[column]
         if time is not None:
             values[column] = EPOCH + timedelta(microseconds=time)

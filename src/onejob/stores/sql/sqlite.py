@@ -153,6 +153,21 @@ class SQLiteStore:
         jobs: list[Job] = await self._read(lambda _: flows.find(wanted))
         return jobs
 
+    async def tails(self, chains: Sequence[str]) -> list[Job | None]:
+        """Read the last job of each chain."""
+        jobs: list[Job | None] = await self._read(lambda _: flows.tails(chains))
+        return jobs
+
+    async def settings(self, namespace: str, kind: str) -> dict[str, bytes]:
+        """Read what was decided at run time."""
+        found: dict[str, bytes] = await self._read(lambda _: flows.settings(namespace, kind))
+        return found
+
+    async def put_setting(self, namespace: str, kind: str, name: str, value: bytes | None) -> None:
+        """Write one such decision, or take it back."""
+        await self._submit(lambda _: flows.put_setting(namespace, kind, name, value))
+        self._bell.ring()
+
     async def counts(self, namespace: str) -> Counts:
         """Count jobs."""
         counts: Counts = await self._read(lambda _: flows.counts(namespace))

@@ -44,14 +44,16 @@ FROM position CROSS JOIN onejob_marks ON key = substr(?1, i * 32 + 1, 32);
 -- name: insert_job
 INSERT INTO onejob_jobs VALUES (
     ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
+    ?, ?, ?, ?, ?, ?
 );
 
 -- name: insert_job_if_free
 -- A new job whose key nobody holds: one statement, one commit.
 INSERT INTO onejob_jobs VALUES (
     ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
+    ?, ?, ?, ?, ?, ?
 ) ON CONFLICT (held_key) WHERE held_key IS NOT NULL DO NOTHING;
 
 -- name: update_job
@@ -60,7 +62,8 @@ UPDATE onejob_jobs SET
     queue = ?, state = ?, priority = ?, run_at = ?, place = ?, args = ?, meta = ?, payload_digest = ?,
     attempt = ?, started_at = ?, finished_at = ?, held_key = ?, next_key = ?, traits = ?, held_at = ?,
     holds_until = ?, version = ?, superseded_by = ?, reason = ?, token = ?, worker = ?, lease_until = ?,
-    cancel_requested = ?, errors = ?, result = ?, progress = ?
+    cancel_requested = ?, errors = ?, result = ?, progress = ?, expires_at = ?, partition = ?, replays = ?,
+    blockers = ?, arrived = ?, following = ?
 WHERE id = ?;
 
 -- name: start_job
@@ -76,6 +79,12 @@ WHERE id = ?;
 
 -- name: delete_job
 DELETE FROM onejob_jobs WHERE id = ?;
+
+-- name: insert_waits
+INSERT OR IGNORE INTO onejob_waits (chain_id, job_id) SELECT value, ?1 FROM json_each(?2);
+
+-- name: drop_waits
+DELETE FROM onejob_waits WHERE job_id = ?;
 
 -- name: write_mark
 INSERT INTO onejob_marks (key, version, job, void, touched_at, prior_version, prior_job)
@@ -145,6 +154,36 @@ LEFT JOIN onejob_jobs AS holder ON holder.held_key = waiting.next_key
 WHERE waiting.next_key IS NOT NULL AND waiting.state = 'pending'
     AND (holder.id IS NULL OR holder.finished_at IS NOT NULL)
 LIMIT ?;
+
+-- name: find_awaiting
+SELECT * FROM onejob_jobs
+WHERE state = 'pending' AND id IN (
+    SELECT job_id FROM json_each(?1) CROSS JOIN onejob_waits ON chain_id = value
+)
+ORDER BY CASE WHEN ?2 THEN id END DESC, CASE WHEN NOT ?2 THEN id END
+LIMIT ?3 OFFSET ?4;
+
+-- name: find_blocked
+SELECT * FROM onejob_jobs
+WHERE state = 'pending' AND blockers IS NOT NULL
+ORDER BY CASE WHEN ?1 THEN id END DESC, CASE WHEN NOT ?1 THEN id END
+LIMIT ?2 OFFSET ?3;
+
+-- name: tails
+SELECT onejob_jobs.* FROM json_each(?) CROSS JOIN onejob_jobs ON id = coalesce(
+    (SELECT id FROM onejob_jobs WHERE chain_id = value AND chain_index > 0 ORDER BY chain_index DESC LIMIT 1),
+    value
+);
+
+-- name: settings
+SELECT name, value FROM onejob_settings WHERE namespace = ? AND kind = ?;
+
+-- name: put_setting
+INSERT INTO onejob_settings (namespace, kind, name, value) VALUES (?, ?, ?, ?)
+ON CONFLICT (namespace, kind, name) DO UPDATE SET value = excluded.value;
+
+-- name: drop_setting
+DELETE FROM onejob_settings WHERE namespace = ? AND kind = ? AND name = ?;
 
 -- name: counts
 SELECT queue, task, state, count(*) FROM onejob_jobs WHERE namespace = ? GROUP BY queue, task, state;

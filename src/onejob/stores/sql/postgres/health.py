@@ -54,7 +54,7 @@ def examine(address: Address) -> list[Finding]:
     """Look at the server, its settings, its clock and our tables."""
     try:
         with connect(address) as connection:
-            settings = Settings(*ask(connection, Ask("settings"))[0])
+            settings = Settings(*ask(connection, Ask("server_settings"))[0])
             return [
                 *server(settings),
                 *durability(settings),

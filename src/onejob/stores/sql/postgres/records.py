@@ -29,9 +29,10 @@ def legible(text: str) -> str:
 # What JSON or the database would not write as it is; all else they agree on.
 WRITERS: Mapping[str, Write] = {
     **dict.fromkeys(("run_at", "created_at", "started_at", "finished_at"), micros),
-    **dict.fromkeys(("held_at", "holds_until", "latest_at", "lease_until"), micros),
+    **dict.fromkeys(("held_at", "holds_until", "latest_at", "lease_until", "expires_at"), micros),
     **dict.fromkeys(("payload_digest", "key", "held_key", "next_key"), hexed),
     **dict.fromkeys(("args", "meta", "errors", "result", "progress"), bytes.decode),
+    **dict.fromkeys(("blockers", "arrived", "following"), bytes.decode),
     "retry": write_retry,
     "reason": legible,
     "worker": legible,
@@ -72,6 +73,7 @@ CHANGED = Shape(
             "result",
         ),
         "progress",
+        *("expires_at", "partition", "replays", "blockers", "arrived", "following"),
     ]
 )
 STARTED = Shape(["id", "state", "attempt", "started_at", "token", "worker", "lease_until"])

@@ -138,6 +138,19 @@ class PostgresStore:
         """List jobs."""
         return await self._read(lambda _: common.find(wanted))
 
+    async def tails(self, chains: Sequence[str]) -> list[Job | None]:
+        """Read the last job of each chain."""
+        return await self._read(lambda _: common.tails(chains))
+
+    async def settings(self, namespace: str, kind: str) -> dict[str, bytes]:
+        """Read what was decided at run time."""
+        return await self._read(lambda _: common.settings(namespace, kind))
+
+    async def put_setting(self, namespace: str, kind: str, name: str, value: bytes | None) -> None:
+        """Write one such decision, or take it back."""
+        await self._read(lambda _: common.put_setting(namespace, kind, name, value))
+        self._ring()
+
     async def counts(self, namespace: str) -> Counts:
         """Count jobs."""
         return await self._read(lambda _: common.counts(namespace))

@@ -1,0 +1,26 @@
+-- Chains that wait for others, shares of a queue, times to be too late, and what is decided at run time.
+
+ALTER TABLE onejob_jobs ADD COLUMN expires_at INTEGER;
+ALTER TABLE onejob_jobs ADD COLUMN partition TEXT;
+ALTER TABLE onejob_jobs ADD COLUMN replays INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE onejob_jobs ADD COLUMN blockers BLOB;
+ALTER TABLE onejob_jobs ADD COLUMN arrived BLOB;
+ALTER TABLE onejob_jobs ADD COLUMN following BLOB;
+
+CREATE INDEX onejob_blocked ON onejob_jobs (id) WHERE state = 'pending' AND blockers IS NOT NULL;
+
+-- Who waits for a chain: the blockers of every job, the other way round.
+CREATE TABLE onejob_waits (
+    chain_id TEXT NOT NULL,
+    job_id TEXT NOT NULL,
+    PRIMARY KEY (chain_id, job_id)
+) WITHOUT ROWID;
+CREATE INDEX onejob_waiting ON onejob_waits (job_id);
+
+CREATE TABLE onejob_settings (
+    namespace TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    value BLOB NOT NULL,
+    PRIMARY KEY (namespace, kind, name)
+) WITHOUT ROWID;
