@@ -70,11 +70,6 @@ class Processes:
         self._idle: list[Process] = []
         self._all: set[Process] = set()
 
-    @property
-    def has_room(self) -> bool:
-        """Whether another job may run now."""
-        return not self._places.locked()
-
     @contextlib.asynccontextmanager
     async def one(self) -> AsyncIterator[Process]:
         """Take a process that is ready, for one job; unless it has ended that, it is killed."""
@@ -290,6 +285,6 @@ def place(task: Task[..., Any]) -> tuple[str, str]:
 
 def can_import_main() -> bool:
     """Tell whether the program itself is a file that can be imported."""
-    found = get_preparation_data("onejob").keys() & MAIN_KEYS
-    spec = getattr(sys.modules[MAIN], "__spec__", None)
-    return bool(found) and not (spec is not None and spec.name.endswith(MAIN))
+    found = get_preparation_data("onejob")
+    name, path = found.get("init_main_from_name"), found.get("init_main_from_path")
+    return os.path.exists(path) if path else name is not None and not name.endswith(MAIN)  # noqa: PTH110 - text

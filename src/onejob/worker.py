@@ -42,6 +42,8 @@ PRUNE_EVERY = 3600.0
 LONGEST_BACKOFF = 15.0
 SHORTEST_LEASE = timedelta(milliseconds=10)
 
+LOST = "outlived its lease: the store was away, or a handler kept the GIL, which process=True is for"
+
 Why = Literal["cancelled", "lost", "stopping"]
 T = TypeVar("T")
 
@@ -96,7 +98,7 @@ class Worker:
         self._hurry = asyncio.Event()
         self._threads: ThreadPoolExecutor | None = None
         self._most_processes = min(processes or concurrency, concurrency)
-        self._processes: Processes | None = None
+        self._processes = self._open_processes()  # here, so that what cannot be imported is refused at once
         self._main: asyncio.Task[None] | None = None
         self._failing: set[str] = set()  # the chores that the store did not let through
         self.repaired = 0
@@ -142,6 +144,8 @@ class Worker:
             await self._finish_runs()
             raise
         finally:
+            if self._processes is not None:
+                await self._processes.close()
             for chore in keeping:
                 chore.cancel()
             self._stopping.set()
@@ -150,8 +154,6 @@ class Worker:
             await settling
             await asyncio.gather(*keeping, return_exceptions=True)
             self._threads.shutdown(wait=False, cancel_futures=True)
-            if self._processes is not None:
-                await self._processes.close()
 
     def _open_processes(self) -> Processes | None:
         """Make room for processes if some task asks for one; none is started before its first job."""
@@ -220,18 +222,36 @@ class Worker:
         quiet = not (self._runs or self._ended or self._writing)  # else what ends may make more work due
         room = self.concurrency - len(self._runs)
         seen = self.app.store.pulse()  # before looking, so that no request slips in between unnoticed
-        jobs = await self.app.store.lease(self._wanted(room)) if room else []
-        for job in jobs:
-            self._start(job)
-        if not jobs and self._drain and quiet and await self._is_done():
+        started = await self._lease_and_start(room)
+        if not started and self._drain and quiet and await self._is_done():
             return False
-        if not jobs:
+        if not started:
             await self._pause(seen, idle=room > 0)
-        elif len(jobs) == room:
+        elif started == room:
             await asyncio.sleep(0)  # let quick jobs end, so that the next lease is as large as it can be
         return True
 
-    def _wanted(self, room: int) -> Lease:
+    async def _lease_and_start(self, room: int) -> int:
+        """Fill the places, and tell how many; tasks that need a process get no more than there may be."""
+        names = self.app.tasks.keys()
+        if (free := self._free_processes()) >= room:
+            return await self._lease_of(names, room)
+        apart = {name for name, task in self.app.tasks.items() if task.process}
+        started = await self._lease_of(apart, free)
+        return started + await self._lease_of(names - apart, room - started)
+
+    async def _lease_of(self, tasks: Collection[str], room: int) -> int:
+        jobs = await self.app.store.lease(self._wanted(tasks, room)) if room else []
+        for job in jobs:
+            self._start(job)
+        return len(jobs)
+
+    def _free_processes(self) -> int:
+        if self._processes is None:
+            return self.concurrency
+        return self._most_processes - sum(self.app.tasks[run.job.task].process for run in self._runs.values())
+
+    def _wanted(self, tasks: Collection[str], room: int) -> Lease:
         taken: dict[str, int] = {}
         for run in self._runs.values():
             taken[run.job.queue] = taken.get(run.job.queue, 0) + 1
@@ -241,15 +261,9 @@ class Worker:
             queues={queue: most - taken.get(queue, 0) for queue, most in self.queues.items()},
             total=room,
             duration=self._lease,
-            tasks=self._runnable(),
+            tasks=tasks,
             limits={queue: most for queue, most in self.app.queues.items() if most is not None},
         )
-
-    def _runnable(self) -> Collection[str]:
-        """Name the tasks that have a place here: those that need a process wait while all are taken."""
-        if self._processes is None or self._processes.has_room:
-            return self.app.tasks.keys()
-        return [name for name, task in self.app.tasks.items() if not task.process]
 
     async def _pause(self, seen: Any, *, idle: bool) -> None:
         """Wait until a place is free or something may be due."""
@@ -470,7 +484,9 @@ class Worker:
     def _lose(self, run: Run) -> None:
         """Stop a run that is, or may by now be, another worker's; what it returns is not written."""
         if run.stopped_for is None:
-            log.warning("job %s was taken over, or its lease ran out; its result is dropped", run.job.id)
+            log.warning(
+                "job %s %s; its result is dropped", run.job.id, LOST if run.lease_until else "was taken over"
+            )
             self._interrupt(run, "lost")
 
     async def _write_progress(self, told: list[tuple[Run, bytes | None]]) -> None:
