@@ -1,5 +1,6 @@
 """An app whose tasks run in processes of their own: imported by the tests of those, and by the processes."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -133,23 +134,51 @@ def too_long(name: str, seconds: float) -> str:
 
 
 @app.task(process=True, retry=ONCE)
-def hold_the_gil(seconds: float) -> float:
-    return in_one_breath(seconds)
+def hold_the_gil(name: str) -> str:
+    """Be in one call from C, which lets no other thread run, until the test opens a named pipe."""
+    note(name, os.getpid())
+    stand_still(FOLDER / f"{name}.pipe")
+    return name
 
 
-@app.task(retry=ONCE)
-def hold_the_gil_of_the_worker(seconds: float) -> float:
-    return in_one_breath(seconds)
+AGAIN = Retry(attempts=10, base="1ms", factor=1)
 
 
-def in_one_breath(seconds: float) -> float:
-    """Compute for so long, in a single call that lets no other thread run; tell how long it took."""
-    began = time.perf_counter()
-    sum(range(10**6))
-    per_million = time.perf_counter() - began
-    began = time.perf_counter()
-    sum(range(int(seconds / per_million * 1.5 * 10**6)))
-    return time.perf_counter() - began
+@app.task(process=True, retry=AGAIN)
+def hold_the_gil_at_first(name: str) -> str:
+    if current().attempt == 1:
+        hold_the_gil(name)
+    return f"attempt {current().attempt}"
+
+
+@app.task(retry=AGAIN)
+def starve_the_worker_at_first(name: str) -> str:
+    """Hold the GIL of the worker itself."""
+    if current().attempt == 1:
+        hold_the_gil(name)
+    return f"attempt {current().attempt}"
+
+
+def stand_still(pipe: Path) -> None:
+    """Wait for a named pipe to be opened, with the GIL: ctypes lets it go for CDLL, and not for PyDLL."""
+    os.close(ctypes.PyDLL(None).open(os.fsencode(pipe), os.O_RDONLY))
+
+
+@app.task(process=True, retry=AGAIN)
+def write_down(n: int, seconds: float) -> int:
+    """Note the start and the end of every attempt."""
+    facts = f"{n} {current().attempt} {os.getpid()}"
+    append(f"start {facts}")
+    time.sleep(seconds)
+    append(f"end {facts}")
+    return n
+
+
+def append(line: str) -> None:
+    """Add a line that is whole or absent whenever its writer dies."""
+    file = os.open(FOLDER / "journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(file, f"{line}\n".encode())
+    os.close(file)
 
 
 @app.task(process=True)

@@ -274,7 +274,10 @@ async def test_what_outlasts_the_grace_time_is_killed_and_handed_back(crunch: An
     assert (job.state, job.attempt, job.failures) == (State.AVAILABLE, 0, [])
 
 
-async def test_a_process_whose_job_was_lost_is_killed(crunch: Any, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("quick_sweep")
+async def test_a_process_whose_job_was_lost_is_killed(
+    crunch: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = crunch.app.store = Disturbed(crunch.app.store)
     async with crunch.app.worker(lease="300ms") as crew:
         asked = await crunch.hang.enqueue("run")
@@ -285,6 +288,7 @@ async def test_a_process_whose_job_was_lost_is_killed(crunch: Any, tmp_path: Pat
         error = await failed(crunch.app, asked.job)
     assert error["type"] == "LeaseExpired"
     assert crew.running == 0
+    assert "outlived its lease" in caplog.text
 
 
 # ── the lease of a handler that holds the GIL ─────────────────────────────────────────────────────
@@ -296,12 +300,23 @@ def quick_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick_sweep")
-async def test_a_process_that_holds_the_gil_for_longer_than_the_lease_keeps_it(crunch: Any) -> None:
+async def test_a_process_that_holds_the_gil_for_longer_than_the_lease_keeps_it(
+    crunch: Any, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "still.pipe")
     async with crunch.app.worker(lease="500ms"), crunch.app.worker(lease="500ms"):
-        asked = await crunch.hold_the_gil.enqueue(1.5)
-        held = await asked.result(PATIENCE)
+        asked = await crunch.hold_the_gil.enqueue("still")
+        await noted(tmp_path, "still")
+        first = (await crunch.app.job(asked.job.id)).lease_until
+
+        async def two_leases_later() -> bool:
+            assert await crunch.app.sweep() == (0, 0)
+            return bool(crunch.app.store.now() > first + timedelta(seconds=1))
+
+        await eventually(two_leases_later)
+        os.close(os.open(tmp_path / "still.pipe", os.O_WRONLY))
+        assert await asked.result(PATIENCE) == "still"
     job = await crunch.app.job(asked.job.id)
-    assert held > 1.0, "two leases"
     assert (job.state, job.attempt, job.token, job.failures) == (State.COMPLETED, 1, 1, [])
 
 
