@@ -29,6 +29,7 @@ from onejob.errors import InvalidPolicy, StoreUnavailable
 from onejob.job import Job, Retry
 from onejob.lifecycle import Completed, Failed, Result, Snoozed, Stopped
 from onejob.stores.contract import Store
+from onejob.stores.memory import MemoryStore
 from onejob.tasks import Task
 from onejob.worker import completed, describe, raised
 
@@ -278,7 +279,7 @@ def find(order: Prepare) -> dict[str, Task[..., Any]]:
     for name, task in tasks.items():
         check(name, task, order)
     for app in {task.app for task in tasks.values()}:
-        if app.store.guarantees.store == "memory":
+        if isinstance(app.store, MemoryStore):
             app.store = cast("Store", OutOfReach())
     return tasks
 

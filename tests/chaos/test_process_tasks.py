@@ -190,6 +190,7 @@ async def test_ctrl_c_lets_the_processes_end_their_jobs(crunch: Any, tmp_path: P
     assert [pid for pid in children if is_there(pid)] == []
     job = await crunch.app.job(asked.job.id)
     assert (job.state, job.attempt) == (State.COMPLETED, 1)
+    assert "INFO crunch: number 7 is written down" in crew.errors.read_text()
 
 
 async def test_a_thread_that_starves_its_worker_loses_the_job_but_does_no_harm(

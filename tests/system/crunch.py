@@ -1,6 +1,7 @@
 """An app whose tasks run in processes of their own: imported by the tests of those, and by the processes."""
 
 import ctypes
+import logging
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ if "CRUNCH_NOT" in os.environ:
     raise ImportError(os.environ["CRUNCH_NOT"])
 
 app = App(os.environ["CRUNCH_URL"])
+log = logging.getLogger("crunch")
 FOLDER = Path(os.environ["CRUNCH_FOLDER"])
 ONCE = Retry.never()
 
@@ -29,6 +31,11 @@ def where() -> int:
 @app.task(process=True)
 def born(on: date, in_years: int = 0) -> date:
     return on.replace(year=on.year + in_years)
+
+
+@app.task(process=True)
+def double(text: str) -> str:
+    return text * 2
 
 
 @app.task(process=True, timeout="1h")
@@ -171,6 +178,7 @@ def write_down(n: int, seconds: float) -> int:
     append(f"start {facts}")
     time.sleep(seconds)
     append(f"end {facts}")
+    log.info("number %d is written down", n)
     return n
 
 

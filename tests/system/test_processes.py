@@ -92,6 +92,13 @@ async def test_arguments_and_results_keep_their_types(crunch: Any) -> None:
         assert await asked.result(PATIENCE) == date(1995, 7, 1)
 
 
+async def test_arguments_and_results_may_be_large(crunch: Any) -> None:
+    text = "x" * 500_000
+    async with crunch.app.worker():
+        asked = [await crunch.double.enqueue(text) for _ in range(3)]
+        assert [await one.result(PATIENCE) for one in asked] == [text * 2] * 3
+
+
 @on_both
 async def test_a_run_knows_itself(crunch: Any) -> None:
     asked = await crunch.look.options(meta={"tenant": "acme"}).enqueue()
