@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from onejob.admission import Admission
     from onejob.app import App, Explanation, Stats
+    from onejob.chains import Chain, batch, chain, group
     from onejob.context import Context, current
     from onejob.decide import Outcome
     from onejob.errors import AdmissionBusy, Duplicate, OnejobError
@@ -24,6 +25,7 @@ __all__ = [
     "App",
     "Call",
     "Cancel",
+    "Chain",
     "Context",
     "Discard",
     "Duplicate",
@@ -39,13 +41,17 @@ __all__ = [
     "Task",
     "Unique",
     "Worker",
+    "batch",
+    "chain",
     "current",
+    "group",
     "unique",
 ]
 
 _HOMES = {
     "admission": ("Admission",),
     "app": ("App", "Explanation", "Stats"),
+    "chains": ("Chain", "batch", "chain", "group"),
     "context": ("Context", "current"),
     "decide": ("Outcome",),
     "errors": ("AdmissionBusy", "Duplicate", "OnejobError"),

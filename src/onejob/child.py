@@ -16,7 +16,9 @@ import select
 import signal
 import socket
 import threading
-from datetime import datetime
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from functools import reduce
 from importlib import import_module
 from multiprocessing.spawn import prepare
@@ -24,18 +26,21 @@ from typing import Any, cast, get_type_hints
 
 import msgspec
 
-from onejob.context import Context, enter
+from onejob.chains import returned
+from onejob.context import Context, enter, finished
 from onejob.errors import InvalidPolicy, StoreUnavailable
 from onejob.job import Job, Retry
 from onejob.lifecycle import Completed, Failed, Result, Snoozed, Stopped
 from onejob.stores.contract import Store
 from onejob.stores.memory import MemoryStore
 from onejob.tasks import Task
-from onejob.worker import completed, describe, raised
+from onejob.worker import describe, raised
 
 PROGRESS_EVERY = 200  # milliseconds between looks at what a run tells of its progress
 LOG_FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 HEAD = 4  # bytes that say how long a message is
+
+Clock = Callable[[], datetime]
 
 _serving = False  # whether this process is a child
 
@@ -63,6 +68,8 @@ class Start(msgspec.Struct, tag=True):
     """Run a job."""
 
     job: bytes
+    blockers: list[bytes]  # the last jobs of the chains that it has waited for
+    now: datetime  # by the store's clock
     deadline: datetime | None
 
 
@@ -185,7 +192,7 @@ class Child:
         self._poll.register(line, select.POLLIN)
         self._sending = threading.Lock()
         self._tasks: dict[str, Task[..., Any]] = {}
-        self._runs: queue.SimpleQueue[Context | None] = queue.SimpleQueue()
+        self._runs: queue.SimpleQueue[tuple[Context, Clock] | None] = queue.SimpleQueue()
         self._run: Context | None = None
         self._told: bytes | None = None  # the progress that the worker has
 
@@ -199,8 +206,9 @@ class Child:
             return self._send(Broken(describe(error)))
         self._send(Ready())
         threading.Thread(target=self._listen, name="onejob child", daemon=True).start()
-        while (run := self._runs.get()) is not None:
-            result = contextvars.Context().run(attempt, self._tasks[run.job.task], run)
+        while (start := self._runs.get()) is not None:
+            run, now = start
+            result = contextvars.Context().run(attempt, self._tasks[run.job.task], run, now)
             self._send(answer_of(result, run.told), ends_run=True)
         for app in {task.app for task in self._tasks.values()}:
             app.ledger.flush()
@@ -227,9 +235,8 @@ class Child:
 
     def _hear(self, order: Order) -> None:
         if isinstance(order, Start):
-            job = read_job(order.job)
-            self._run, self._told = Context(self._tasks[job.task].app, job, order.deadline), None
-            self._runs.put(self._run)
+            self._run, self._told = context_of(order, self._tasks), None
+            self._runs.put((self._run, clock(order.now)))
         elif self._run is not None:
             self._run.stop = True
 
@@ -253,12 +260,27 @@ class Child:
         return bytes(data)
 
 
-def attempt(task: Task[..., Any], run: Context) -> Result:
+def context_of(start: Start, tasks: Mapping[str, Task[..., Any]]) -> Context:
+    """Make the context of a run, as the worker would."""
+    job = read_job(start.job)
+    app = tasks[job.task].app
+    context = Context(app, job, start.deadline)
+    context.blockers = finished(app, [read_job(tail) for tail in start.blockers])
+    return context
+
+
+def clock(now: datetime) -> Clock:
+    """Go on with the store's clock, without asking the store."""
+    since = time.monotonic()
+    return lambda: now + timedelta(seconds=time.monotonic() - since)
+
+
+def attempt(task: Task[..., Any], run: Context, now: Clock) -> Result:
     """Carry one job to a result, here and now."""
     enter(run)
     try:
         args, kwargs = task.signature.restore(run.job.arguments)
-        return completed(task, run, task.function(*args, **kwargs))
+        return returned(run, task.function(*args, **kwargs), now)
     except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is a result
         return raised(task, error)
 

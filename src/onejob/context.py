@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from onejob.errors import NoCurrentJob
+from onejob.errors import ContinuationError, InvalidCall, NoCurrentJob
 from onejob.job import Job
 from onejob.lifecycle import gives_way
 
 if TYPE_CHECKING:
     from onejob.app import App
+    from onejob.tasks import Call
 
 _running: ContextVar[Context | None] = ContextVar("onejob_running", default=None)
+
+
+class Finished:
+    """A chain that this job has waited for."""
+
+    __slots__ = ("_returns", "job")
+
+    def __init__(self, job: Job, returns: Any) -> None:
+        self.job = job
+        self._returns = returns
+
+    @property
+    def result(self) -> Any:
+        """What its last job returned; raises JobFailed or JobCancelled if it did not complete."""
+        from onejob.admission import result_of
+
+        return result_of(self.job, self._returns)
+
+    def __repr__(self) -> str:
+        """Name the chain and how it ended."""
+        return f"<Finished {self.job.chain_id} {self.job.state}>"
+
+
+def finished(app: App, tails: Sequence[Job]) -> tuple[Finished, ...]:
+    """Show chains by their last jobs, with the types that their tasks return."""
+    return tuple(
+        Finished(tail, task.signature.returns if (task := app.tasks.get(tail.task)) else Any)
+        for tail in tails
+    )
 
 
 class Context:
@@ -27,6 +58,8 @@ class Context:
         self.deadline = deadline
         self.stop = False  # set on the loop, read in the run's own thread
         self.told: bytes | None = None
+        self.blockers: tuple[Finished, ...] = ()  # the chains that this job has waited for, in order
+        self.continuation: Call[Any] | None = None
 
     @property
     def attempt(self) -> int:
@@ -41,6 +74,17 @@ class Context:
     def progress(self, fraction: float, message: str = "") -> None:
         """Tell how far the run is, from 0 to 1; stored within a second."""
         self.told = msgspec.json.encode({"fraction": min(max(float(fraction), 0.0), 1.0), "message": message})
+
+    def continue_with(self, call: Call[Any]) -> None:
+        """Let a call be the next job of this chain; it is made when, and only if, this run completes."""
+        if self.continuation is not None:
+            raise ContinuationError("continue_with can only be called once")
+        if not hasattr(call, "task"):
+            raise InvalidCall(f"continue_with({call!r}): write continue_with(task.call(…)).")
+        if call.task.connection is not None:
+            raise InvalidCall("A continuation is written with its run's completion: leave connection= out.")
+        call.request()  # whatever is wrong with it is said here
+        self.continuation = call
 
     async def is_latest(self) -> bool:
         """Tell whether no newer request of this key has been admitted since."""

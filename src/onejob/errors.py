@@ -8,6 +8,7 @@ OnejobError
 │   ├── MissingKeyField
 │   ├── ArgumentsTooLarge
 │   ├── MergeFailed
+│   ├── BlockerCycle         a job would wait for itself
 │   ├── UnknownTask
 │   └── UnknownQueue
 ├── Duplicate                on_conflict="reject" met a holder; carries the Admission
@@ -71,6 +72,10 @@ class ArgumentsTooLarge(InvalidCall):
 
 class MergeFailed(InvalidCall):
     """The new payload could not be merged into the waiting one, which is unchanged."""
+
+
+class BlockerCycle(InvalidCall):
+    """The job would wait for itself, by way of others."""
 
 
 class UnknownTask(InvalidCall):

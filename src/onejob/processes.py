@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from datetime import datetime
 from multiprocessing.spawn import get_executable, get_preparation_data
 from typing import TYPE_CHECKING, Any, Self
 
@@ -168,12 +169,13 @@ class Process:
         elif answer is None:
             self._failure = await self._died()
 
-    async def attempt(self, run: Context) -> Result:
+    async def attempt(self, run: Context, now: datetime) -> Result:
         """Run a job; a process that dies over it is a failure."""
         if self._failure is not None:
             return self._failure
         self.is_idle = False
-        self._say(Start(encode(run.job), run.deadline))
+        tails = [encode(blocker.job) for blocker in run.blockers]
+        self._say(Start(encode(run.job), tails, now, run.deadline))
         try:
             return await self._result(run)
         finally:

@@ -19,11 +19,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from onejob import lifecycle
+from onejob.chains import checked, completed
 from onejob.context import Context, enter
 from onejob.errors import AdmissionBusy, InvalidPolicy, SchemaMismatch, StoreError, UnknownQueue
-from onejob.job import Job, State
+from onejob.job import Job, State, Trait
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
-from onejob.payload import encode
 from onejob.schedule import spell
 from onejob.signals import Cancel, Discard, RetryLater, Snooze
 from onejob.stores.contract import Lease, Step
@@ -315,9 +315,11 @@ class Worker:
         task = self.app.tasks[run.job.task]
         enter(run.context)
         try:
+            if run.job.blockers is not None:
+                run.context.blockers = await self.app.finished(run.job)
             if task.process:
                 return await self._attempt_elsewhere(run)
-            return completed(task, run.context, await self._call(task, run))
+            return await completed(run.context, await self._call(task, run))
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is a result
@@ -328,7 +330,8 @@ class Worker:
         assert self._processes is not None  # run() has opened it
         async with self._processes.one() as run.process:
             run.context.deadline = self._deadline(run.job)
-            return await self._in_time(run, run.process.attempt(run.context))
+            result = await self._in_time(run, run.process.attempt(run.context, self.app.store.now()))
+        return await checked(run.context, result)
 
     async def _call(self, task: Task[..., Any], run: Run) -> Any:
         args, kwargs = task.signature.restore(run.job.arguments)
@@ -378,6 +381,7 @@ class Worker:
         ended, self._ended, self._writing = self._ended, [], self._ended
         try:
             answers = await self._write_results(ended)
+            await self._tell_others(ended, answers)
         except BaseException:
             self._ended = ended + self._ended
             self._settled.set()
@@ -394,6 +398,20 @@ class Worker:
             self._settled.set()
         self._wake.set()
         return bool(self._runs or self._ended) or not self._stopping.is_set()
+
+    async def _tell_others(self, ended: list[tuple[Run, Result]], answers: list[Any]) -> None:
+        """Tell jobs that wait for chains what has become of these; what fails here, the sweep does."""
+        done = [
+            (result, job) for (_, result), job in zip(ended, answers, strict=True) if isinstance(job, Job)
+        ]
+        over = [job for result, job in done if job.traits & Trait.AWAITED and not continues(result, job)]
+        begun = [next_up for result, job in done if (next_up := continues(result, job)) and next_up.blockers]
+        try:
+            await self.app.tell_dependants(over)
+            for job in begun:
+                await self.app.expect_blockers(job)
+        except StoreError as error:
+            log.warning("worker %s cannot tell jobs that wait for others: %s", self.name, error)
 
     async def _write_results(self, ended: list[tuple[Run, Result]]) -> list[Job | AdmissionBusy | None]:
         """Settle runs together; if one of them cannot be written, each alone, and that one as a failure."""
@@ -524,6 +542,12 @@ def places(app: App, queues: Collection[str] | Mapping[str, int] | None, concurr
     return dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues, concurrency)
 
 
+def continues(result: Result, settled: Job) -> Job | None:
+    """Tell the job that goes on with the chain, if the run has made one."""
+    done = settled.state is State.COMPLETED and isinstance(result, Completed)
+    return result.continuation if done and isinstance(result, Completed) else None
+
+
 def interrupted(run: Run, error: asyncio.CancelledError) -> Result:
     """Tell what a cancelled run comes to: told to stop, handed back, or cancelled by something of its own."""
     match run.stopped_for:
@@ -541,11 +565,6 @@ def caught(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any
         return function(*args, **kwargs), None
     except BaseException as error:  # noqa: BLE001 - it is raised where the run is awaited
         return None, error
-
-
-def completed(task: Task[..., Any], context: Context, value: Any) -> Completed:
-    """Tell what it comes to that a handler returned."""
-    return Completed(encode(value, f"The result of {task.name}", context.app.max_args))
 
 
 def raised(task: Task[..., Any], error: BaseException) -> Result:

@@ -63,6 +63,21 @@ def tell_and_wait(name: str) -> None:
         time.sleep(0.01)
 
 
+@app.task(process=True, retry=ONCE)
+def count_down(n: int) -> int:
+    """Go on with the chain until nothing is left."""
+    if n:
+        current().continue_with(count_down.options(delay="1ms").call(n - 1))
+    if n == 9:
+        current().continue_with(count_down.call(n))
+    return n
+
+
+@app.task(process=True)
+def collect() -> list[date]:
+    return [blocker.result for blocker in current().blockers]
+
+
 @app.task(unique=Unique(by="n"))
 def other(n: int) -> int:
     return n

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime, timedelta
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -129,6 +130,33 @@ async def test_progress_is_stored_while_it_runs(crunch: Any, tmp_path: Path) -> 
         await eventually(told)
         (tmp_path / "go").touch()
         await asked.result(PATIENCE)
+
+
+@on_both
+async def test_a_run_goes_on_with_its_chain(crunch: Any) -> None:
+    asked = await crunch.count_down.enqueue(3)
+    async with crunch.app.worker():
+        assert await asked.chain.result(PATIENCE) == 0
+    jobs = await asked.chain.jobs()
+    assert [(job.chain_index, job.arguments["n"]) for job in jobs] == [(0, 3), (1, 2), (2, 1), (3, 0)]
+    for before, after in pairwise(jobs):
+        assert before.created_at < after.created_at < after.run_at
+
+
+async def test_a_run_that_fails_after_choosing_how_to_go_on_does_not(crunch: Any) -> None:
+    asked = await crunch.count_down.enqueue(9)
+    async with crunch.app.worker():
+        error = await failed(crunch.app, asked.job)
+    assert error["message"] == "continue_with can only be called once"
+    assert len(await asked.chain.jobs()) == 1
+
+
+@on_both
+async def test_a_run_sees_the_results_that_it_has_waited_for(crunch: Any) -> None:
+    born = [await crunch.born.enqueue(date(2000, month, 1)) for month in (3, 1, 2)]
+    asked = await crunch.collect.options(after=born).enqueue()
+    async with crunch.app.worker():
+        assert await asked.result(PATIENCE) == [date(2000, month, 1) for month in (3, 1, 2)]
 
 
 async def test_an_enqueue_inside_knows_its_run(crunch: Any) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime
 
-import msgspec
-
 from onejob.job import Job, State
 from onejob.stores.contract import Filter
 
@@ -23,17 +21,12 @@ def matches(job: Job, wanted: Filter) -> bool:
         and (wanted.leased_until is None or _lease_ends(job, wanted.leased_until))
         and (wanted.ended_before is None or _ended(job, wanted.ended_before))
         and (not wanted.blocked or _blocked(job))
-        and (not wanted.awaits or (_blocked(job) and not awaited(job).isdisjoint(wanted.awaits)))
+        and (not wanted.awaits or (_blocked(job) and not set(job.awaits).isdisjoint(wanted.awaits)))
     )
 
 
 def _blocked(job: Job) -> bool:
     return job.state is State.PENDING and job.blockers is not None
-
-
-def awaited(job: Job) -> set[str]:
-    """Name the chains that a job waits for, whether they have ended or not."""
-    return set() if job.blockers is None else set(msgspec.json.decode(job.blockers, type=list[str]))
 
 
 def _lease_ends(job: Job, by: datetime) -> bool:
