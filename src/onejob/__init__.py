@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from onejob.fluent import unique
     from onejob.job import Job, Retry, State
     from onejob.policy import Unique
+    from onejob.schedules import Schedule
     from onejob.signals import Cancel, Discard, RetryLater, Snooze
     from onejob.tasks import Call, Task
     from onejob.worker import Worker
@@ -35,6 +36,7 @@ __all__ = [
     "Outcome",
     "Retry",
     "RetryLater",
+    "Schedule",
     "Snooze",
     "State",
     "Stats",
@@ -58,6 +60,7 @@ _HOMES = {
     "fluent": ("unique",),
     "job": ("Job", "Retry", "State"),
     "policy": ("Unique",),
+    "schedules": ("Schedule",),
     "signals": ("Cancel", "Discard", "RetryLater", "Snooze"),
     "tasks": ("Call", "Task"),
     "worker": ("Worker",),

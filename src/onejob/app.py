@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import Any, ParamSpec, Self, TypeVar, cast, overload
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -40,9 +40,11 @@ from onejob.observe.doctor import examine
 from onejob.observe.ledger import Ledger
 from onejob.policy import Unique
 from onejob.schedule import Duration, duration
+from onejob.schedules import KEEP, Schedules, line_of
 from onejob.stores.contract import Filter, Finding, Guarantees, Schema, Step, Store, Tally
 from onejob.sync import Portal
 from onejob.tasks import Call, Task
+from onejob.tick import Missed
 from onejob.worker import Worker
 
 P = ParamSpec("P")
@@ -117,6 +119,7 @@ class App:
         self.store = store or open_store(url, duration(admission_timeout).total_seconds())
         self.tasks: dict[str, Task[..., Any]] = {}
         self.queues: dict[str, int | None] = {"default": None}
+        self.schedules = Schedules(self)
         self.portal = Portal()
         self.ledger = Ledger(self.store)
         self.log = log
@@ -159,6 +162,34 @@ class App:
         self.queues.setdefault(task.queue, None)
         self.tasks[name] = task
         return task
+
+    def cron(
+        self,
+        line: str | None = None,
+        /,
+        *,
+        every: Duration | None = None,
+        timezone: str = "UTC",
+        overlap: Unique | Fluent | bool | None = KEEP,
+        missed: Missed = "one",
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> _Schedule:
+        """Run a task by a cron line, or every so often; written above @app.task, or above a function.
+
+        A tick that meets the schedule's own unfinished job is settled by `overlap`, ticks that nobody was
+        there to make by `missed`: "skip", "one" for all of them, or "all", up to a hundred.
+        """
+
+        def declare(task: Task[..., Any] | Callable[..., Any]) -> Task[..., Any]:
+            task = task if isinstance(task, Task) else self._register(task, task.__name__, {})
+            call = task.call(*args, **(kwargs or {}))
+            policies = {"timezone": timezone, "overlap": overlap, "missed": missed}
+            self.schedules.declare(call, line_of(line, every), name=name, **policies)
+            return task
+
+        return cast("_Schedule", declare)
 
     def queue(self, name: str, *, concurrency: int | None = None) -> None:
         """Declare a queue, and how many of its jobs may be active at once over all workers."""
@@ -611,6 +642,7 @@ class App:
         With `history`, what has ended goes along too. `tell` hears how many jobs were looked at, of how many.
         """
         self.ledger.flush()
+        await self.schedules.carry(target.schedules)
         return await move(self.store, target.store, history=history, tell=tell)
 
     def merge(self, older: Job, newer: Job) -> Job:
@@ -675,6 +707,20 @@ class _Register:
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
     def __call__(self, function: Callable[..., Any], /) -> Task[..., Any]:
         """Never called: a decorator of this shape is what `app.task` returns."""
+        raise NotImplementedError
+
+
+class _Schedule:
+    """The type of `app.cron(…)` as a decorator."""
+
+    @overload
+    def __call__(self, task: Task[P, R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, task: Any, /) -> Task[..., Any]:
+        """Never called: a decorator of this shape is what `app.cron` returns."""
         raise NotImplementedError
 
 

@@ -16,31 +16,30 @@ import select
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import reduce
 from importlib import import_module
 from multiprocessing.spawn import prepare
-from typing import Any, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, cast, get_type_hints
 
 import msgspec
 
-from onejob.chains import returned
 from onejob.context import Context, enter, finished
 from onejob.errors import InvalidPolicy, StoreUnavailable
 from onejob.job import Job, Retry
-from onejob.lifecycle import Completed, Failed, Result, Snoozed, Stopped
+from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
 from onejob.stores.contract import Store
 from onejob.stores.memory import MemoryStore
 from onejob.tasks import Task
 from onejob.worker import describe, raised
 
+if TYPE_CHECKING:
+    from onejob.app import App
+
 PROGRESS_EVERY = 200  # milliseconds between looks at what a run tells of its progress
 LOG_FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 HEAD = 4  # bytes that say how long a message is
-
-Clock = Callable[[], datetime]
 
 _serving = False  # whether this process is a child
 
@@ -69,7 +68,6 @@ class Start(msgspec.Struct, tag=True):
 
     job: bytes
     blockers: list[bytes]  # the last jobs of the chains that it has waited for
-    now: datetime  # by the store's clock
     deadline: datetime | None
 
 
@@ -93,30 +91,30 @@ class Told(msgspec.Struct, tag=True):
     progress: bytes
 
 
-class Returned(msgspec.Struct, tag=True):
-    """The function returned."""
-
-    value: bytes | None
-    continuation: bytes | None
-    progress: bytes | None
+class Committing(msgspec.Struct, tag=True):
+    """A transaction of the run is about to complete the job, and from here on may have."""
 
 
-class Raised(msgspec.Struct, tag=True):
-    """The function raised, which came to a result of this kind."""
+class Ended(msgspec.Struct, tag=True):
+    """The run is over: a result of this kind, and what else its context has come to."""
 
     kind: str
-    result: msgspec.Raw
+    result: msgspec.Raw  # of a completion, the value
+    continuation: bytes | None
     progress: bytes | None
+    block: Literal["open", "in doubt"] | None
+    settled: bytes | None
 
 
 Order = Prepare | Start | Stop
-Answer = Ready | Broken | Told | Returned | Raised
+Answer = Ready | Broken | Told | Committing | Ended
 
 encode = msgspec.msgpack.Encoder().encode
 read_order = msgspec.msgpack.Decoder(Order).decode
 read_answer = msgspec.msgpack.Decoder(Answer).decode
 
-_KINDS = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in (Failed, Snoozed, Stopped)}
+_KINDS = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in (Failed, Snoozed, Stopped, HandedBack)}
+_read_value = msgspec.msgpack.Decoder(bytes | None).decode
 _Retry = msgspec.defstruct(
     "_Retry", [("attempts", int), *((name, float) for name in ("base", "factor", "cap", "jitter"))]
 )
@@ -130,18 +128,26 @@ def read_job(data: bytes) -> Job:
     return Job(**fields | {"retry": Retry(**msgspec.structs.asdict(fields["retry"]))})
 
 
-def answer_of(result: Result, progress: bytes | None) -> Answer:
+def answer_of(result: Result, run: Context) -> Ended:
     """Write down how a run ended."""
-    if isinstance(result, Completed):
-        following = None if result.continuation is None else encode(result.continuation)
-        return Returned(result.value, following, progress)
-    return Raised(type(result).__name__, msgspec.Raw(encode(result)), progress)
+    return Ended(
+        type(result).__name__,
+        msgspec.Raw(encode(result.value if isinstance(result, Completed) else result)),
+        None if run.continuation is None else encode(run.continuation),
+        run.told,
+        run.block,
+        None if run.settled is None else encode(run.settled),
+    )
 
 
-def result_of(answer: Returned | Raised) -> Result:
-    """Read what `answer_of` wrote."""
-    if isinstance(answer, Returned):
-        return Completed(answer.value, None if answer.continuation is None else read_job(answer.continuation))
+def result_of(answer: Ended, run: Context) -> Result:
+    """Read what `answer_of` wrote, and let the run know what it was told."""
+    run.continuation = None if answer.continuation is None else read_job(answer.continuation)
+    run.told = answer.progress
+    run.block = answer.block
+    run.settled = None if answer.settled is None else read_job(answer.settled)
+    if answer.kind == Completed.__name__:
+        return Completed(_read_value(answer.result), run.continuation)
     return cast("Result", _KINDS[answer.kind].decode(answer.result))
 
 
@@ -183,6 +189,25 @@ def die_with_the_worker(lifeline: int) -> None:
     os._exit(1)  # it had closed before
 
 
+class ChildsContext(Context):
+    """A run's context that lets the worker know before its own transaction completes the job."""
+
+    def __init__(self, app: App, job: Job, deadline: datetime | None, committing: Callable[[], None]) -> None:
+        self._committing = committing
+        super().__init__(app, job, deadline)
+
+    @property
+    def block(self) -> Literal["open", "in doubt"] | None:
+        """How a transaction() stands."""
+        return self._block
+
+    @block.setter
+    def block(self, block: Literal["open", "in doubt"] | None) -> None:
+        if block == "in doubt":
+            self._committing()
+        self._block = block
+
+
 class Child:
     """The inside of a child."""
 
@@ -192,7 +217,7 @@ class Child:
         self._poll.register(line, select.POLLIN)
         self._sending = threading.Lock()
         self._tasks: dict[str, Task[..., Any]] = {}
-        self._runs: queue.SimpleQueue[tuple[Context, Clock] | None] = queue.SimpleQueue()
+        self._runs: queue.SimpleQueue[Context | None] = queue.SimpleQueue()
         self._run: Context | None = None
         self._told: bytes | None = None  # the progress that the worker has
 
@@ -206,10 +231,9 @@ class Child:
             return self._send(Broken(describe(error)))
         self._send(Ready())
         threading.Thread(target=self._listen, name="onejob child", daemon=True).start()
-        while (start := self._runs.get()) is not None:
-            run, now = start
-            result = contextvars.Context().run(attempt, self._tasks[run.job.task], run, now)
-            self._send(answer_of(result, run.told), ends_run=True)
+        while (run := self._runs.get()) is not None:
+            result = contextvars.Context().run(attempt, self._tasks[run.job.task], run)
+            self._send(answer_of(result, run), ends_run=True)
         for app in {task.app for task in self._tasks.values()}:
             app.ledger.flush()
         return None
@@ -235,10 +259,17 @@ class Child:
 
     def _hear(self, order: Order) -> None:
         if isinstance(order, Start):
-            self._run, self._told = context_of(order, self._tasks), None
-            self._runs.put((self._run, clock(order.now)))
+            self._run, self._told = self._context(order), None
+            self._runs.put(self._run)
         elif self._run is not None:
             self._run.stop = True
+
+    def _context(self, start: Start) -> Context:
+        job = read_job(start.job)
+        app = self._tasks[job.task].app
+        context = ChildsContext(app, job, start.deadline, lambda: self._send(Committing()))
+        context.blockers = finished(app, [read_job(tail) for tail in start.blockers])
+        return context
 
     def _tell(self) -> None:
         with self._sending:  # so that nothing is told of a run whose end has been
@@ -260,27 +291,12 @@ class Child:
         return bytes(data)
 
 
-def context_of(start: Start, tasks: Mapping[str, Task[..., Any]]) -> Context:
-    """Make the context of a run, as the worker would."""
-    job = read_job(start.job)
-    app = tasks[job.task].app
-    context = Context(app, job, start.deadline)
-    context.blockers = finished(app, [read_job(tail) for tail in start.blockers])
-    return context
-
-
-def clock(now: datetime) -> Clock:
-    """Go on with the store's clock, without asking the store."""
-    since = time.monotonic()
-    return lambda: now + timedelta(seconds=time.monotonic() - since)
-
-
-def attempt(task: Task[..., Any], run: Context, now: Clock) -> Result:
+def attempt(task: Task[..., Any], run: Context) -> Result:
     """Carry one job to a result, here and now."""
     enter(run)
     try:
         args, kwargs = task.signature.restore(run.job.arguments)
-        return returned(run, task.function(*args, **kwargs), now)
+        return run.ended(task.function(*args, **kwargs))
     except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is a result
         return raised(task, error)
 
@@ -326,7 +342,11 @@ def check(name: str, task: Any, order: Prepare) -> None:
 
 
 class OutOfReach:
-    """Stands for a store in the memory of another process."""
+    """Stands for a store in the memory of another process, of which only the clock is here too."""
+
+    def now(self) -> datetime:
+        """Tell the time."""
+        return datetime.now(UTC)
 
     def __getattr__(self, name: str) -> Any:
         """Refuse whatever is asked of it."""

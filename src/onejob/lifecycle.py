@@ -292,6 +292,16 @@ def settle(
             assert_never(result)
 
 
+def confirm(
+    view: View, *, token: int, result: Result, merge: Merge = keep_both, progress: bytes | None = None
+) -> Changes:
+    """Settle a run that a transaction of its own may have completed: answer that job, if it has."""
+    job = view.job
+    if job is not None and job.token == token and job.state is State.COMPLETED:
+        return Changes(answer=job)
+    return settle(view, token=token, result=result, merge=merge, progress=progress)
+
+
 def complete(view: View, job: Job, result: Completed) -> Changes:
     """End a run that succeeded; its continuation, if any, takes the chain and its hold along."""
     if outdated(job, view.mark):

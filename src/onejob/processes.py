@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from datetime import datetime
 from multiprocessing.spawn import get_executable, get_preparation_data
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,10 +23,10 @@ from onejob.child import (
     HEAD,
     Answer,
     Broken,
+    Committing,
+    Ended,
     Order,
     Prepare,
-    Raised,
-    Returned,
     Start,
     Stop,
     Told,
@@ -169,13 +168,13 @@ class Process:
         elif answer is None:
             self._failure = await self._died()
 
-    async def attempt(self, run: Context, now: datetime) -> Result:
+    async def attempt(self, run: Context) -> Result:
         """Run a job; a process that dies over it is a failure."""
         if self._failure is not None:
             return self._failure
         self.is_idle = False
         tails = [encode(blocker.job) for blocker in run.blockers]
-        self._say(Start(encode(run.job), tails, now, run.deadline))
+        self._say(Start(encode(run.job), tails, run.deadline))
         try:
             return await self._result(run)
         finally:
@@ -184,12 +183,14 @@ class Process:
                 self._killing = None
 
     async def _result(self, run: Context) -> Result:
-        while isinstance(answer := await self._hear(), Told):
-            run.told = answer.progress
-        if isinstance(answer, Returned | Raised):
-            run.told = answer.progress
+        while isinstance(answer := await self._hear(), Told | Committing):
+            if isinstance(answer, Told):
+                run.told = answer.progress
+            else:
+                run.block = "in doubt"
+        if isinstance(answer, Ended):
             self.is_idle = True
-            return result_of(answer)
+            return result_of(answer, run)
         if self._killing is not None:
             raise asyncio.CancelledError
         return await self._died()

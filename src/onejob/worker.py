@@ -19,14 +19,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from onejob import lifecycle
-from onejob.chains import checked, completed
 from onejob.context import Context, enter
-from onejob.errors import AdmissionBusy, InvalidPolicy, SchemaMismatch, StoreError, UnknownQueue
+from onejob.errors import (
+    AdmissionBusy,
+    InvalidPolicy,
+    NotCommitted,
+    SchemaMismatch,
+    StoreError,
+    Superseded,
+    UnknownQueue,
+)
 from onejob.job import Job, State, Trait
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
 from onejob.schedule import spell
 from onejob.signals import Cancel, Discard, RetryLater, Snooze
 from onejob.stores.contract import Lease, Step
+from onejob.ticking import Ticker
+from onejob.transaction import settlement
 
 if TYPE_CHECKING:
     from onejob.app import App
@@ -101,6 +110,7 @@ class Worker:
         self._processes = self._open_processes()  # here, so that what cannot be imported is refused at once
         self._main: asyncio.Task[None] | None = None
         self._failing: set[str] = set()  # the chores that the store did not let through
+        self._ticker = Ticker(app)
         self.repaired = 0
         self.ended: Counter[str] = Counter()  # how many runs ended in each state, or were handed back or lost
 
@@ -136,6 +146,10 @@ class Worker:
         settling = asyncio.create_task(self._forever(self._settle, self._hurry))
         settling.add_done_callback(lambda _: self.stop(at_once=True))  # no run without a place for its result
         keeping = [asyncio.create_task(self._every(*chore)) for chore in self._chores()]
+        if self._drain:
+            await self._patiently(self._ticker.tick)
+        else:
+            keeping.append(asyncio.create_task(self._ticker.run(self._patiently)))
         try:
             await self._forever(self._feed, self._stopping)
             await self._finish_runs()
@@ -304,9 +318,14 @@ class Worker:
             result = await self._attempt(run)
         except asyncio.CancelledError as error:
             result = interrupted(run, error)
+        if run.context.settled is not None:
+            done = Completed(run.context.settled.result, run.context.continuation)
+            await self._tell_others([(run, done)], [run.context.settled])
         if self._runs.get(run.job.id) is run:  # we may have lost it and leased it again meanwhile
             del self._runs[run.job.id]
-        if run.stopped_for != "lost":
+        if run.context.settled is not None:
+            self._note(run, result, run.context.settled)
+        elif run.stopped_for != "lost":
             self._ended.append((run, result))
             self._settled.set()
         self._wake.set()
@@ -319,7 +338,7 @@ class Worker:
                 run.context.blockers = await self.app.finished(run.job)
             if task.process:
                 return await self._attempt_elsewhere(run)
-            return await completed(run.context, await self._call(task, run))
+            return run.context.ended(await self._call(task, run))
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is a result
@@ -328,10 +347,12 @@ class Worker:
     async def _attempt_elsewhere(self, run: Run) -> Result:
         """Let a process run it; its time begins when there is one that has imported the app."""
         assert self._processes is not None  # run() has opened it
-        async with self._processes.one() as run.process:
-            run.context.deadline = self._deadline(run.job)
-            result = await self._in_time(run, run.process.attempt(run.context, self.app.store.now()))
-        return await checked(run.context, result)
+        try:
+            async with self._processes.one() as run.process:
+                run.context.deadline = self._deadline(run.job)
+                return await self._in_time(run, run.process.attempt(run.context))
+        finally:
+            run.process = None
 
     async def _call(self, task: Task[..., Any], run: Run) -> Any:
         args, kwargs = task.signature.restore(run.job.arguments)
@@ -391,8 +412,7 @@ class Worker:
         busy = [one for one, answer in zip(ended, answers, strict=True) if isinstance(answer, AdmissionBusy)]
         for (run, result), settled in zip(ended, answers, strict=True):
             if not isinstance(settled, AdmissionBusy):
-                self.ended[ending(result, settled)] += 1
-                tell(run.job, result, settled)
+                self._note(run, result, settled)
         if busy:  # somebody's open transaction relies on these jobs
             self._ended = busy + self._ended
             self._settled.set()
@@ -413,6 +433,10 @@ class Worker:
         except StoreError as error:
             log.warning("worker %s cannot tell jobs that wait for others: %s", self.name, error)
 
+    def _note(self, run: Run, result: Result, settled: Job | None) -> None:
+        self.ended[ending(result, settled)] += 1
+        tell(run.job, result, settled)
+
     async def _write_results(self, ended: list[tuple[Run, Result]]) -> list[Job | AdmissionBusy | None]:
         """Settle runs together; if one of them cannot be written, each alone, and that one as a failure."""
         try:
@@ -429,14 +453,9 @@ class Worker:
             return await self._write_results([(run, Failed(describe(error), final=True))])
 
     def _settlement(self, run: Run, result: Result) -> Step:
-        act = partial(
-            lifecycle.settle,
-            token=run.job.token,
-            result=result,
-            merge=self.app.merge,
-            progress=None if run.context.told == run.written else run.context.told,
-        )
-        return Step(act, run.job.id)
+        progress = None if run.context.told == run.written else run.context.told
+        act = lifecycle.settle if run.context.block is None else lifecycle.confirm
+        return settlement(run.context, result, progress, act)
 
     async def _finish_runs(self) -> None:
         """Let runs end within the grace time, or until told to hurry; then hand the rest back."""
@@ -488,9 +507,9 @@ class Worker:
 
     async def _watch(self) -> None:
         """Stop what has lost its lease or has been cancelled, and write progress."""
-        if not self._runs:
+        runs = [run for run in self._runs.values() if not run.context.completing]
+        if not runs:
             return
-        runs = list(self._runs.values())
         for run in runs:
             if run.lease_until is None or run.lease_until <= self.app.store.now():
                 self._lose(run)
@@ -578,6 +597,8 @@ def raised(task: Task[..., Any], error: BaseException) -> Result:
             return Stopped(readable(str(error)) or "cancelled by its handler")
         case Discard():
             return Failed(describe(error), final=True)
+        case Superseded():  # the next lease ends it, unless what is newer has been withdrawn by then
+            return HandedBack()
         case _:
             return Failed(describe(error), final=isinstance(error, task.give_up_on), chance=random.random())  # noqa: S311 - jitter
 
@@ -608,17 +629,27 @@ def ending(result: Result, settled: Job | None) -> str:
     return "handed back" if isinstance(result, HandedBack) and not settled.is_terminal else str(settled.state)
 
 
+def is_late(failure: Failed, settled: Job) -> bool:
+    """Tell whether a handler raised after a transaction of its own had completed its job."""
+    return settled.state is State.COMPLETED and failure.error["type"] != NotCommitted.__name__
+
+
 def tell(job: Job, result: Result, settled: Job | None) -> None:
     """Log what became of a run, without its arguments."""
     if settled is None:
         log.warning("job %s was taken over; its result is dropped", job.id)
+    elif isinstance(result, Failed) and is_late(result, settled):
+        log.error(
+            "job %s (%s) raised after its transaction had completed it, which stands:\n%s",
+            job.id, job.task, result.error["traceback"],
+        )  # fmt: skip
     elif isinstance(result, Failed) and settled.state is State.DISCARDED:
         key = job.key.hex() if job.key else "none"
         log.error(
             "job %s (%s, key %s) ended %s after %d attempts: %s: %s",
             job.id, job.task, key, settled.state, job.attempt, result.error["type"], result.error["message"],
         )  # fmt: skip
-    elif isinstance(result, Failed):
+    elif isinstance(result, Failed) and settled.state is not State.COMPLETED:
         log.info("job %s (%s) failed, attempt %d: %s", job.id, job.task, job.attempt, result.error["type"])
     else:
         log.debug("job %s (%s), attempt %d: %s", job.id, job.task, job.attempt, ending(result, settled))

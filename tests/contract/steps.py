@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from onejob import App, Call, Job, Retry, State, Task, Unique, lifecycle
-from onejob.chains import completed
 from onejob.context import Context, enter
 from onejob.fluent import Fluent
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
@@ -88,7 +87,7 @@ async def settle_with(app: App, job: Job, call: Call[Any]) -> None:
     """Complete a run with a continuation, as a worker does."""
     context = Context(app, job, None)
     context.continue_with(call)
-    await settled(app, job, await completed(context, None))
+    await settled(app, job, context.completed(None))
 
 
 async def fail(app: App, job: Job, *, final: bool = False) -> Job:

@@ -73,6 +73,22 @@ def count_down(n: int) -> int:
     return n
 
 
+@app.task(process=True, retry=ONCE)
+def book(n: int, then: str) -> int:
+    """Complete the job together with a write of its own, and go on for a while, or not."""
+    with current().transaction() as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS books (n int)")
+        connection.execute("INSERT INTO books VALUES (?)", [n])
+        current().returns(n)
+    note(f"{then} {n}", os.getpid())
+    if then == "die":
+        os._exit(1)
+    while not (FOLDER / "go").exists():
+        time.sleep(0.01)
+    note("end", os.getpid())
+    return n
+
+
 @app.task(process=True)
 def collect() -> list[date]:
     return [blocker.result for blocker in current().blockers]

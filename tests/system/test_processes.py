@@ -159,6 +159,37 @@ async def test_a_run_sees_the_results_that_it_has_waited_for(crunch: Any) -> Non
         assert await asked.result(PATIENCE) == [date(2000, month, 1) for month in (3, 1, 2)]
 
 
+async def test_a_run_may_go_on_after_its_transaction_has_completed_the_job(
+    crunch: Any, tmp_path: Path
+) -> None:
+    async with crunch.app.worker(lease="100ms") as crew:
+        asked = await crunch.book.enqueue(1, "go on")
+        await noted(tmp_path, "go on 1")
+        since = crunch.app.store.now()
+
+        async def the_worker_has_looked_at_it_often() -> bool:
+            return bool(crunch.app.store.now() > since + timedelta(seconds=1))
+
+        await eventually(the_worker_has_looked_at_it_often)
+        assert crew.running == 1
+        (tmp_path / "go").touch()
+        assert await asked.result(PATIENCE) == 1
+        await noted(tmp_path, "end")
+    assert crew.ended == {"completed": 1}
+
+
+async def test_a_process_that_dies_after_its_transaction_has_completed_the_job(
+    crunch: Any, tmp_path: Path
+) -> None:
+    async with crunch.app.worker() as crew:
+        asked = await crunch.book.enqueue(1, "die")
+        assert await asked.result(PATIENCE) == 1
+        await gone(*await noted(tmp_path, "die 1"))
+    job = await crunch.app.job(asked.job.id)
+    assert (job.state, job.attempt, job.failures) == (State.COMPLETED, 1, [])
+    assert crew.ended == {"completed": 1}
+
+
 async def test_an_enqueue_inside_knows_its_run(crunch: Any) -> None:
     asked = await crunch.enqueue.enqueue(1)
     async with crunch.app.worker():

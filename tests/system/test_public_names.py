@@ -26,6 +26,7 @@ NAMES = [
     "Outcome",
     "Retry",
     "RetryLater",
+    "Schedule",
     "Snooze",
     "State",
     "Stats",
