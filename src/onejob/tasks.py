@@ -135,6 +135,7 @@ class Task(Generic[P, R]):
         timeout: Duration | None = None,
         priority: int = 0,
         give_up_on: tuple[type[Exception], ...] = (),
+        process: bool = False,
         replay: Replay | None = None,
         retention: Mapping[State | str, Duration] | None = None,
         options: Options = NO_OPTIONS,
@@ -148,6 +149,7 @@ class Task(Generic[P, R]):
         self.timeout = None if timeout is None else duration(timeout).total_seconds()
         self.priority = priority
         self.give_up_on = give_up_on
+        self.process = process
         self.replay = replay
         self.retention = ages(retention or {})
         self.is_async = inspect.iscoroutinefunction(function)
@@ -460,6 +462,10 @@ def check_declaration(task: Task[..., Any]) -> None:
         raise InvalidPolicy(f"name={name!r}: a task's name is text that is not empty.")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidPolicy(f"{name} is a generator, which has no one result: write a function that returns.")
+    if not isinstance(task.process, bool):
+        raise InvalidPolicy(f"{name}: process={task.process!r}: write True or False.")
+    if task.process and task.is_async:
+        raise InvalidPolicy(f"{name}: process=True is for plain functions: write def, or leave it out.")
     if not _is_name(task.queue):
         raise InvalidPolicy(f"{name}: queue={task.queue!r}: a queue's name is text that is not empty.")
     if not isinstance(task.retry, Retry):
