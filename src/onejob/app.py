@@ -10,13 +10,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 from urllib.parse import parse_qsl, urlsplit
 
-from onejob import letters, lifecycle, retention
+import msgspec
+
+from onejob import dependants, letters, lifecycle, retention
 from onejob.admission import Admission
+from onejob.chains import Chain
+from onejob.context import Finished
 from onejob.decide import DEDUPLICATED, Outcome, Request, Verdict, come_back, decide, merged, replay
+from onejob.dependants import chains_named, is_awaited, is_quiet
 from onejob.errors import (
+    BlockerCycle,
     Duplicate,
     InvalidCall,
     InvalidPolicy,
@@ -28,7 +34,7 @@ from onejob.errors import (
     WeakStore,
 )
 from onejob.fluent import Fluent
-from onejob.job import INCOMPLETE, Job, Replay, Retry, State, View
+from onejob.job import INCOMPLETE, Job, Replay, Retry, State, Trait, View
 from onejob.letters import DeadGroup, Which
 from onejob.move import Moved, Tell, move
 from onejob.observe.doctor import examine
@@ -36,9 +42,11 @@ from onejob.observe.ledger import Ledger
 from onejob.policy import Unique
 from onejob.retention import DEFAULT, Pruned, ages
 from onejob.schedule import Duration, duration
+from onejob.schedules import KEEP, Schedules, line_of
 from onejob.stores.contract import Filter, Finding, Guarantees, Schema, Step, Store, Tally
 from onejob.sync import Portal
 from onejob.tasks import Call, Task
+from onejob.tick import Missed
 from onejob.worker import Worker
 
 P = ParamSpec("P")
@@ -109,9 +117,11 @@ class App:
         self.store = store or open_store(url, duration(admission_timeout).total_seconds())
         self.tasks: dict[str, Task[..., Any]] = {}
         self.queues: dict[str, int | None] = {"default": None}
+        self.schedules = Schedules(self)
         self.portal = Portal()
         self.ledger = Ledger(self.store)
         self.log = log
+        self._mended = 0  # how many of the jobs that wait the sweep has looked at
 
     # ── registering ───────────────────────────────────────────────────────────────────────────────
 
@@ -152,6 +162,34 @@ class App:
         self.tasks[name] = task
         return task
 
+    def cron(
+        self,
+        line: str | None = None,
+        /,
+        *,
+        every: Duration | None = None,
+        timezone: str = "UTC",
+        overlap: Unique | Fluent | bool | None = KEEP,
+        missed: Missed = "one",
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> _Schedule:
+        """Run a task by a cron line, or every so often; written above @app.task, or above a function.
+
+        A tick that meets the schedule's own unfinished job is settled by `overlap`, ticks that nobody was
+        there to make by `missed`: "skip", "one" for all of them, or "all", up to a hundred.
+        """
+
+        def declare(task: Task[..., Any] | Callable[..., Any]) -> Task[..., Any]:
+            task = task if isinstance(task, Task) else self._register(task, task.__name__, {})
+            call = task.call(*args, **(kwargs or {}))
+            policies = {"timezone": timezone, "overlap": overlap, "missed": missed}
+            self.schedules.declare(call, line_of(line, every), name=name, **policies)
+            return task
+
+        return cast("_Schedule", declare)
+
     def queue(self, name: str, *, concurrency: int | None = None) -> None:
         """Declare a queue, and how many of its jobs may be active at once over all workers."""
         if concurrency is not None and concurrency < 1:
@@ -184,19 +222,65 @@ class App:
 
     async def admit(self, task: Task[..., R], request: Request, connection: Any = None) -> Admission[R]:
         """Settle one request and count it."""
+        if request.blockers is not None:
+            request = await self._reaching(task, request)
         if connection is not None:
             [verdict] = await self._apply_within(connection, [request])
         else:
             [verdict] = self._counted([request], await self.store.apply([admission_step(request)]))
+        if not is_quiet(request, verdict):
+            verdict = await self._settled_in(task, request, verdict, connection)
         return self._admitted(task, verdict)
 
     def admit_now(self, task: Task[..., R], request: Request, connection: Any = None) -> Admission[R]:
         """Settle one request from blocking code."""
+        if request.blockers is not None:
+            request = self.portal.run(self._reaching(task, request))
         if connection is not None:
             [verdict] = self._apply_within_now(connection, [request])
         else:
             [verdict] = self._counted([request], self.store.apply_now([admission_step(request)]))
+        if not is_quiet(request, verdict):
+            verdict = self._settled_in_now(task, request, verdict, connection)
         return self._admitted(task, verdict)
+
+    async def _reaching(self, task: Task[..., Any], request: Request) -> Request:
+        """Find out what the chains that a request waits for wait for themselves."""
+        talk = dependants.reach(list(chains_named(request.blockers)), task.awaited)
+        reaches = await dependants.converse(talk, self.store, self.store.apply)
+        return msgspec.structs.replace(request, reaches=reaches)
+
+    async def _settled_in(
+        self, task: Task[..., Any], request: Request, verdict: Verdict, connection: Any
+    ) -> Verdict:
+        talk = dependants.settle_in(request, verdict, task.awaited)
+        apply = partial(self.store.apply_within, connection) if connection is not None else self.store.apply
+        return await dependants.converse(talk, self.store, apply)
+
+    def _settled_in_now(
+        self, task: Task[..., Any], request: Request, verdict: Verdict, connection: Any
+    ) -> Verdict:
+        store, talk = self.store, dependants.settle_in(request, verdict, task.awaited)
+        apply = partial(store.apply_within_now, connection) if connection is not None else store.apply_now
+        return dependants.converse_now(talk, self.portal.run, store, apply)
+
+    async def refuse_cycle(self, job: Job, continuation: Job) -> None:
+        """Refuse a continuation that would wait for its own chain, by way of others."""
+        talk = dependants.reach(continuation.awaits, {})
+        if job.chain_id in await dependants.converse(talk, self.store, self.store.apply):
+            raise BlockerCycle(f"{continuation.task} would wait for its own chain, {job.chain_id}.")
+
+    async def expect_blockers(self, job: Job) -> None:
+        """Let the chains that a job waits for know of it, once it is there."""
+        talk = dependants.expect(job.id, job.awaits, {})
+        await dependants.converse(talk, self.store, self.store.apply)
+
+    async def tell_dependants(self, ended: Iterable[Job | None]) -> int:
+        """Tell whoever waits for jobs that have ended; answer how many that changes."""
+        chains = [job.chain_id for job in ended if job is not None and job.is_terminal and is_awaited(job)]
+        if not chains:
+            return 0
+        return await dependants.converse(dependants.tell(chains), self.store, self.store.apply)
 
     def _admitted(self, task: Task[..., R], verdict: Verdict | OnejobError) -> Admission[R]:
         admission = self._dress(task, verdict)
@@ -228,29 +312,46 @@ class App:
             self.store.tally_within_now(connection, tallies)
         return verdicts
 
-    async def enqueue_many(self, calls: Iterable[Call[R]], *, connection: Any = None) -> list[Admission[R]]:
+    async def enqueue_many(
+        self, calls: Iterable[Call[R]], *, connection: Any = None, awaited: bool = False
+    ) -> list[Admission[R]]:
         """Enqueue calls in order and answer each in its place; a rejected duplicate is an outcome here.
 
-        Every call is checked before any is stored. Atomic per key; as a whole with connection=.
+        Every call is checked before any is stored. Atomic per key; as a whole with connection=. Say `awaited`
+        if something will wait for all of them: it is noted on each as it is written.
         """
         calls = list(calls)
-        requests = _requests(self, calls)
+        requests = _requests(self, calls, awaited=awaited)
+        for index in _blocked(requests):
+            requests[index] = await self._reaching(calls[index].task, requests[index])
         if connection is not None:
-            return self._dress_all(calls, await self._apply_within(connection, requests))
-        verdicts: list[Any] = []
-        for batch in batches(requests):
-            verdicts += self._counted(batch, await self.store.apply([admission_step(r) for r in batch]))
+            verdicts = await self._apply_within(connection, requests)
+        else:
+            verdicts = []
+            for batch in batches(requests):
+                verdicts += self._counted(batch, await self.store.apply([admission_step(r) for r in batch]))
+        for index in _unquiet(requests, verdicts):
+            given = (calls[index].task, requests[index], verdicts[index], connection)
+            verdicts[index] = await self._settled_in(*given)
         return self._dress_all(calls, verdicts)
 
-    def enqueue_many_sync(self, calls: Iterable[Call[R]], *, connection: Any = None) -> list[Admission[R]]:
+    def enqueue_many_sync(
+        self, calls: Iterable[Call[R]], *, connection: Any = None, awaited: bool = False
+    ) -> list[Admission[R]]:
         """Do `enqueue_many` from blocking code."""
         calls = list(calls)
-        requests = _requests(self, calls)
+        requests = _requests(self, calls, awaited=awaited)
+        for index in _blocked(requests):
+            requests[index] = self.portal.run(self._reaching(calls[index].task, requests[index]))
         if connection is not None:
-            return self._dress_all(calls, self._apply_within_now(connection, requests))
-        verdicts: list[Any] = []
-        for batch in batches(requests):
-            verdicts += self._counted(batch, self.store.apply_now([admission_step(r) for r in batch]))
+            verdicts = self._apply_within_now(connection, requests)
+        else:
+            verdicts = []
+            for batch in batches(requests):
+                verdicts += self._counted(batch, self.store.apply_now([admission_step(r) for r in batch]))
+        for index in _unquiet(requests, verdicts):
+            given = (calls[index].task, requests[index], verdicts[index], connection)
+            verdicts[index] = self._settled_in_now(*given)
         return self._dress_all(calls, verdicts)
 
     def _dress_all(self, calls: Sequence[Call[R]], verdicts: Sequence[Any]) -> list[Admission[R]]:
@@ -364,13 +465,64 @@ class App:
     async def cancel(self, job_id: str, *, successors: bool = False, reason: str = "cancelled") -> Job:
         """End a waiting job, or tell a running one to stop; with successors, the one behind it too."""
         act = partial(lifecycle.cancel, reason=reason, successors=successors)
+        behind = await self._behind(job_id) if successors else None
         job: Job = await self._on_job(job_id, act, "cancel")
+        await self.tell_dependants([job, *(await self.store.get([behind.id]) if behind else [])])
         return job
 
-    async def delete(self, job_id: str) -> Job:
-        """Remove a job that does not run, and free what it holds."""
+    async def _behind(self, job_id: str) -> Job | None:
+        job = await self.job(job_id)
+        return None if job.key is None else (await self.store.look(job.key)).successor
+
+    async def delete(self, job_id: str, *, force: bool = False) -> Job:
+        """Remove a job that does not run, and free what it holds.
+
+        Refused while other jobs wait for its chain; with force these wait on, for what will not come.
+        """
+        waiting = [] if force else await self._waiting_for(job_id)
+        if waiting:
+            raise InvalidCall(
+                f"{len(waiting)} jobs wait for job {job_id}, such as {waiting[0].id}: cancel those, or force."
+            )
         job: Job = await self._on_job(job_id, lifecycle.delete, "delete")
         return job
+
+    async def _waiting_for(self, job_id: str) -> list[Job]:
+        job = await self.job(job_id)
+        return await self.store.find(Filter(awaits=[job.chain_id])) if is_awaited(job) else []
+
+    # ── chains ────────────────────────────────────────────────────────────────────────────────────
+
+    def chain(self, chain_id: str) -> Chain[Any]:
+        """Name a chain by its id, which is its first job's."""
+        return Chain(self, chain_id)
+
+    async def chains(self, *, state: State | str | None = None, limit: int = 100) -> list[Job]:
+        """List chains, newest first, each by the job that it has come to; `state` is the chain's status."""
+        wanted = None if state is None else _state(state)
+        found: list[Job] = []
+        offset = 0
+        while len(found) < limit:
+            page = await self.store.find(Filter(namespace=self.namespace, limit=SWEPT_AT_ONCE, offset=offset))
+            tails = await self.store.tails([job.id for job in page if not job.chain_index])
+            found += [job for job in tails if job is not None and wanted in {None, lifecycle.phase(job)}]
+            offset += len(page)
+            if len(page) < SWEPT_AT_ONCE:
+                break
+        return found[:limit]
+
+    async def finished(self, job: Job) -> tuple[Finished, ...]:
+        """Read the chains that a job has waited for, in their order."""
+        tails = await self.store.tails(job.awaits)
+        return tuple(
+            Finished(tail, task.signature.returns if (task := self.tasks.get(tail.task)) else Any)
+            for tail in tails
+            if tail is not None
+        )
+
+    async def waiting_for(self, chain_id: str, *, limit: int = 100) -> list[Job]:
+        """List the jobs that wait for a chain."""
+        return await self.store.find(Filter(awaits=[chain_id], limit=limit))
 
     async def _on_job(self, job_id: str, act: Callable[[View], Any], verb: str) -> Any:
         answer: Any
@@ -523,7 +675,15 @@ class App:
             ]
         )
         repaired = await self.store.apply([Step(lifecycle.repair, job.id) for job in stranded])
-        return sum(job is not None for job in rescued), sum(job is not None for job in repaired)
+        await self.tell_dependants(job for job in rescued if isinstance(job, Job))
+        told = await self._mend()
+        return sum(job is not None for job in rescued), sum(job is not None for job in repaired) + told
+
+    async def _mend(self) -> int:
+        """Bring news that a dying process did not, to the next some of those who wait."""
+        looked, told = await dependants.converse(dependants.mend(self._mended), self.store, self.store.apply)
+        self._mended = self._mended + looked - told if looked == dependants.PAGE else 0
+        return told
 
     async def prune(self, *, dry_run: bool = False, tell: retention.Tell = lambda _: None) -> int:
         """Forget ended jobs past their retention, in bounded batches; tell how many went, or would."""
@@ -568,6 +728,7 @@ class App:
         With `history`, what has ended goes along too. `tell` hears how many jobs were looked at, of how many.
         """
         self.ledger.flush()
+        await self.schedules.carry(target.schedules)
         return await move(self.store, target.store, history=history, tell=tell)
 
     def merge(self, older: Job, newer: Job) -> Job:
@@ -633,7 +794,30 @@ class _Register:
         raise NotImplementedError
 
 
-def _requests(app: App, calls: Sequence[Call[Any]]) -> list[Request]:
+class _Schedule:
+    """The type of `app.cron(…)` as a decorator."""
+
+    @overload
+    def __call__(self, task: Task[P, R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, task: Any, /) -> Task[..., Any]:
+        """Never called: a decorator of this shape is what `app.cron` returns."""
+        raise NotImplementedError
+
+
+def _blocked(requests: Sequence[Request]) -> list[int]:
+    return [index for index, request in enumerate(requests) if request.blockers is not None]
+
+
+def _unquiet(requests: Sequence[Request], verdicts: Sequence[Any]) -> list[int]:
+    pairs = zip(requests, verdicts, strict=True)
+    return [index for index, (request, verdict) in enumerate(pairs) if not is_quiet(request, verdict)]
+
+
+def _requests(app: App, calls: Sequence[Call[Any]], *, awaited: bool) -> list[Request]:
     for call in calls:
         if not isinstance(call, Call):
             raise InvalidCall(f"{call!r} is no call: write task.call(…).")
@@ -641,7 +825,10 @@ def _requests(app: App, calls: Sequence[Call[Any]]) -> list[Request]:
             raise InvalidCall(f"{call.task.name} belongs to another app: enqueue it there.")
     if any(call.task.connection is not None for call in calls):
         raise InvalidCall("A batch has one transaction: give connection= to enqueue_many, not to its calls.")
-    return [call.request() for call in calls]
+    requests = [call.request() for call in calls]
+    if not awaited:
+        return requests
+    return [msgspec.structs.replace(one, traits=one.traits | Trait.AWAITED) for one in requests]
 
 
 def refused(admission: Admission[Any]) -> OnejobError:

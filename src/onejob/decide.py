@@ -14,9 +14,10 @@ from typing import Any, Literal, cast
 import msgspec
 
 from onejob import lifecycle
-from onejob.errors import MergeFailed
+from onejob.blockers import expect_again
+from onejob.errors import BlockerCycle, MergeFailed
 from onejob.job import WAITING, Changes, Job, Mark, Replay, Retry, State, Trait, View, alter, fingerprint
-from onejob.lifecycle import due, hold, holding, phase, supersede
+from onejob.lifecycle import due, hold, holding, inherit, phase, ready, supersede
 from onejob.merge import combine
 from onejob.policy import Unique
 
@@ -65,6 +66,12 @@ class Request(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     force: bool = False
     parent_id: str | None = None
     running_chain: str | None = None  # the chain inside whose run the request was made
+    blockers: bytes | None = None  # as in Job
+    arrived: bytes | None = None
+    reaches: frozenset[str] = frozenset()  # the chains that its blockers wait for, and the blockers
+    excludes: frozenset[str] = frozenset()  # chains that are not in its way
+    following: bytes | None = None
+    traits: int = Trait.NONE  # about its chain and its blockers
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
@@ -77,6 +84,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     payload_differs: bool = False
     refusal: Refusal | None = None  # why it was rejected
     shadow: Outcome | None = None
+    superseded: Job | None = None  # the job that ended in favour of this one, as it was
 
 
 # ── deciding ──────────────────────────────────────────────────────────────────────────────────────
@@ -112,6 +120,8 @@ def judge(request: Request, policy: Unique, view: View) -> Changes:
         return take_over(
             request, policy, view, Outcome.CREATED, "The holder is outside the policy's states or window."
         )
+    if standing.chain_id in request.excludes:
+        return take_over(request, policy, view, Outcome.CREATED, "The request excludes the holder's chain.")
     if policy.edges == "first+last":
         return trail(request, policy, view, standing)
     if standing is view.successor or phase(standing) in UNSTARTED:
@@ -219,9 +229,11 @@ def take_over(request: Request, policy: Unique, view: View, outcome: Outcome, re
     job = hold(make(request, view.now), view.now)
     updates = [lifecycle.detach(view.holder)] if view.holder else []
     if view.successor is not None:
-        job = merged(view.successor, job, policy)
+        refuse_cycle(request, view.successor)
+        job = inherit(merged(view.successor, job, policy), view.successor)
         updates.append(supersede(view.successor, job.id, view.now))
-    verdict = Verdict(outcome, job, view.holder, reason, differs(request, view.holder))
+    differing = differs(request, view.holder)
+    verdict = Verdict(outcome, job, view.holder, reason, differing, superseded=view.successor)
     return Changes(
         answer=verdict,
         updates=tuple(updates),
@@ -297,10 +309,12 @@ def refresh(request: Request, policy: Unique, view: View, standing: Job) -> Chan
 
 def replace(request: Request, policy: Unique, view: View, standing: Job) -> Changes:
     """Cancel the waiting job and put the newcomer in its place, in one step."""
-    job = make(request, view.now)
+    refuse_cycle(request, standing)
+    job = inherit(make(request, view.now), standing)
     if policy.keep_schedule:
-        state = standing.state if standing.state in WAITING else due(standing.run_at, view.now)
-        job = alter(job, run_at=standing.run_at, place=standing.place, state=state)
+        job = alter(job, run_at=standing.run_at, place=standing.place)
+        kept = standing.state in {State.SCHEDULED, State.AVAILABLE} and not job.is_blocked
+        job = alter(job, state=standing.state if kept else ready(job, view.now))
     if standing is view.successor:
         job = alter(job, state=State.PENDING, next_key=job.key)
         superseded = supersede(standing, job.id, view.now)
@@ -308,7 +322,8 @@ def replace(request: Request, policy: Unique, view: View, standing: Job) -> Chan
         job = hold(job, view.now)
         superseded = supersede(standing, job.id, view.now)
     reason = f"The {standing.state} job {standing.id} was cancelled in favour of this one."
-    verdict = Verdict(Outcome.REPLACED, job, standing, reason, differs(request, standing))
+    differing = differs(request, standing)
+    verdict = Verdict(Outcome.REPLACED, job, standing, reason, differing, superseded=standing)
     return Changes(
         answer=verdict,
         updates=(superseded,),
@@ -321,6 +336,8 @@ def follow(request: Request, policy: Unique, view: View, reason: str) -> Changes
     """Make, or update, the one job that runs after the present holder ends."""
     if view.successor is not None:
         return refresh(request, policy, view, view.successor)
+    if view.holder is not None:
+        refuse_cycle(request, view.holder)
     job = make(request, view.now)
     job = alter(job, state=State.PENDING, next_key=job.key)
     verdict = Verdict(Outcome.RERUN, job, view.holder, reason, differs(request, view.holder))
@@ -337,7 +354,7 @@ def trail(request: Request, policy: Unique, view: View, standing: Job) -> Change
     job = make(request, view.now)
     job = alter(job, run_at=max(job.run_at, ends), traits=job.traits | Trait.TRAILING)
     if standing.is_terminal:
-        job = hold(alter(job, state=due(job.run_at, view.now)), view.now)
+        job = hold(alter(job, state=ready(job, view.now)), view.now)
         updates: tuple[Job, ...] = (alter(standing, held_key=None),)
     else:
         job = alter(job, state=State.PENDING, next_key=job.key)
@@ -354,7 +371,7 @@ def trail(request: Request, policy: Unique, view: View, standing: Job) -> Change
 
 def admit_unheld(request: Request, view: View, judged: Verdict) -> Changes:
     """Admit what a shadow policy would have absorbed, without hold, order or version."""
-    job = alter(make(request, view.now), traits=Trait.NONE, version=None, holds=0)
+    job = alter(make(request, view.now), traits=request.traits, version=None, holds=0)
     reason = f"Shadow: the policy would have answered {judged.outcome}."
     verdict = Verdict(
         Outcome.CREATED, job, judged.holder, reason, judged.payload_differs, shadow=judged.outcome
@@ -373,7 +390,7 @@ def make(request: Request, now: datetime) -> Job:
     if policy is not None and policy.wait is not None:
         latest_at = None if policy.max_wait is None else now + cast("timedelta", policy.max_wait)
         run_at = debounced(policy, now, latest_at)
-    return Job(
+    job = Job(
         id=request.id,
         namespace=request.namespace,
         task=request.task,
@@ -390,13 +407,25 @@ def make(request: Request, now: datetime) -> Job:
         timeout=request.timeout,
         key=request.key,
         holds=0 if policy is None else policy.holds,
-        traits=Trait.NONE if policy is None else policy.traits,
+        traits=request.traits if policy is None else policy.traits | request.traits,
         within=None if policy is None else policy.seconds,
         latest_at=latest_at,
         version=None if policy is not None and policy.shadow else request.version,
         chain_id=request.id,
         parent_id=request.parent_id,
+        blockers=request.blockers,
+        arrived=request.arrived,
+        following=request.following,
     )
+    return alter(job, state=State.PENDING) if job.is_blocked else job
+
+
+def refuse_cycle(request: Request, standing: Job) -> None:
+    """Refuse a job that would wait for one whose place it is to take."""
+    if standing.chain_id in request.reaches:
+        raise BlockerCycle(
+            f"{request.task} would wait for job {standing.id}, whose place it takes: leave it out of after=."
+        )
 
 
 def debounced(policy: Unique, now: datetime, latest_at: datetime | None) -> datetime:
@@ -528,8 +557,7 @@ def revive(job: Job, view: View) -> Changes:
     if job.version is None and lifecycle.overtaken(job, view.mark):
         job = lifecycle.detach(job)  # it is not the newest again: it runs beside that, and neither gives way
     alive = alter(
-        job,
-        state=State.AVAILABLE,
+        expect_again(job),
         run_at=view.now,
         attempt=0,
         replays=job.replays + 1,
@@ -539,6 +567,7 @@ def revive(job: Job, view: View) -> Changes:
         superseded_by=None,
         cancel_requested=False,
     )
+    alive = alter(alive, state=ready(alive, view.now))
     alive = hold(alive, view.now) if job.holds else alive
     marks = job.version is not None or bool(job.traits & Trait.NEWEST_WINS)
     mark = remember(job.key, job.version, job.chain_id, view, {job.chain_id}) if marks and job.key else None

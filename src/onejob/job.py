@@ -45,7 +45,21 @@ class Trait:
     NEWEST_WINS = 2  # without its hold it gives way to whoever was admitted after it
     MERGES = 4
     TRAILING = 8  # the window that it opens begins at its run time
+    AWAITED = 16  # somebody waits for its chain
+    FAILS_WITH_BLOCKER = 32  # it ends as a dead letter if a chain that it waits for does
+    AFTER_ALL = 64  # it runs when the chains that it waits for have ended, however they did
+    AFTER_FAILURE = 128  # and only if one of them has failed
     RETURNS = 256  # a dead letter that comes back by itself at its run time
+
+    OF_CHAIN = RELEASES_AT_START | NEWEST_WINS | MERGES | TRAILING | AWAITED  # what continuations take over
+
+
+class Arrival:
+    """What has become of a chain that a job waits for; one digit each in `Job.arrived`."""
+
+    AWAITED = b"0"
+    COMPLETED = b"1"
+    FAILED = b"2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +207,16 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     def is_tombstone(self) -> bool:
         """Whether only the hold is left of this job."""
         return not self.args
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the job waits for a chain that has not ended."""
+        return self.arrived is not None and Arrival.AWAITED in self.arrived
+
+    @property
+    def awaits(self) -> list[str]:
+        """The chains that must end before the job may start, in the order in which they were named."""
+        return [] if self.blockers is None else msgspec.json.decode(self.blockers, type=list[str])
 
     @property
     def is_superseded(self) -> bool:

@@ -71,16 +71,27 @@ def due(run_at: datetime, now: datetime) -> State:
     return State.SCHEDULED if run_at > now else State.AVAILABLE
 
 
+def ready(job: Job, now: datetime) -> State:
+    """Tell the waiting state that a run time means, unless the job waits for other chains."""
+    return State.PENDING if job.is_blocked else due(job.run_at, now)
+
+
 def promote(successor: Job, now: datetime, *, not_before: datetime | None = None) -> Job:
     """Let the successor take its place: it holds the key and may run."""
     run_at = max(successor.run_at, not_before) if not_before else successor.run_at
-    return hold(alter(successor, run_at=run_at, state=due(run_at, now)), now)
+    next_up = alter(successor, run_at=run_at)
+    return hold(alter(next_up, state=ready(next_up, now)), now)
 
 
 def supersede(job: Job, by: str, now: datetime) -> Job:
     """End a job whose work a newer one takes over."""
     ended = finish(job, State.CANCELLED, now, reason=SUPERSEDED)
     return alter(ended, superseded_by=by, held_key=None, next_key=None)
+
+
+def inherit(heir: Job, job: Job) -> Job:
+    """Let whoever waits for a job wait for the one that takes its work over."""
+    return alter(heir, traits=heir.traits | job.traits & Trait.AWAITED)
 
 
 def finish(job: Job, state: State, now: datetime, *, reason: str | None = None, **changes: Any) -> Job:
@@ -288,6 +299,14 @@ def settle(
             assert_never(result)
 
 
+def confirm(view: View, *, token: int, **given: Any) -> Changes:
+    """Settle a run that a transaction of its own may have completed: answer that job, if it has."""
+    job = view.job
+    if job is not None and job.token == token and job.state is State.COMPLETED:
+        return Changes(answer=job)
+    return settle(view, token=token, **given)
+
+
 def complete(view: View, job: Job, result: Completed) -> Changes:
     """End a run that succeeded; its continuation, if any, takes the chain and its hold along."""
     if outdated(job, view.mark):
@@ -307,11 +326,11 @@ def proceed(job: Job, continuation: Job, now: datetime) -> Job:
         chain_id=job.chain_id,
         chain_index=job.chain_index + 1,
         parent_id=job.id,
-        state=due(continuation.run_at, now),
+        state=ready(continuation, now),
         key=job.key,
         held_key=job.held_key,
         holds=job.holds,
-        traits=job.traits,
+        traits=job.traits & Trait.OF_CHAIN | continuation.traits & ~Trait.OF_CHAIN,
         within=job.within,
         held_at=job.held_at,
         holds_until=job.holds_until,
@@ -357,7 +376,7 @@ def retry_or_yield(view: View, failed: Job, run_at: datetime, merge: Merge) -> C
     except MergeFailed:  # two payloads that cannot become one: run both, in order
         return Changes(answer=retried, updates=(retried,))
     ended = supersede(failed, successor.id, view.now)
-    promoted = promote(successor, view.now, not_before=run_at)
+    promoted = promote(inherit(successor, failed), view.now, not_before=run_at)
     return Changes(answer=ended, updates=(ended, promoted), mark=voided(view.mark, ended))
 
 

@@ -18,10 +18,11 @@ import msgspec
 
 from onejob import lifecycle
 from onejob.errors import InvalidPolicy
-from onejob.job import Job, State, View
+from onejob.job import Job, State, Trait, View
 from onejob.schedule import Duration, duration
 from onejob.stores.contract import Filter, Step, Store
 
+ALL = 1_000_000  # jobs that wait for one batch: more than there are
 AT_ONCE = 100  # jobs forgotten in one write
 EVERY = timedelta(minutes=1)  # between passes of all workers together
 WHOLE_EVERY = timedelta(days=1)  # between passes from the beginning
@@ -122,7 +123,7 @@ class Pass:
         for rule in rules:
             async for batch in self._batches(rule):
                 begun = perf_counter()
-                self.done += await forget(batch)
+                self.done += await forget(await unneeded(self.store, batch))
                 self.tell(self.done)
                 await asyncio.sleep(min(PAUSE * (perf_counter() - begun), LONGEST_PAUSE))
         return self.done
@@ -154,6 +155,14 @@ async def forget_all(store: Store, jobs: Sequence[Job]) -> Pruned:
     steps = [Step(lifecycle.prune, job.id) for job in jobs if not rests(job, store.now())]
     answers = await store.apply(steps)
     return Pruned(len(jobs), answers.count("deleted"), answers.count("emptied"))
+
+
+async def unneeded(store: Store, jobs: list[Job]) -> list[Job]:
+    """Leave out jobs whose result somebody will ask for who still waits for others."""
+    chains = [job.chain_id for job in jobs if job.traits & Trait.AWAITED]
+    waiting = await store.find(Filter(awaits=chains, limit=ALL)) if chains else []
+    needed = {chain for job in waiting for chain in job.awaits}
+    return [job for job in jobs if job.chain_id not in needed]
 
 
 def rests(job: Job, now: datetime) -> bool:

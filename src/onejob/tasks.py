@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, update_wrapper
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
 import msgspec
 
 from onejob import key
 from onejob.admission import Admission
+from onejob.blockers import awaited, named
 from onejob.context import running
 from onejob.decide import Request
 from onejob.errors import InvalidCall, InvalidPolicy, MissingKeyField, UnknownQueue
 from onejob.fluent import Fluent, policy_of
 from onejob.ids import new_id
-from onejob.job import EPOCH, Job, Replay, Retry, State, alter, fingerprint
+from onejob.job import EPOCH, Job, Replay, Retry, State, Trait, alter, fingerprint
 from onejob.payload import Signature, encode
 from onejob.policy import Unique
 from onejob.retention import ages
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+OnBlockerFailure = Literal["wait", "fail", "ignore"]
+WITH_BLOCKERS: Mapping[str, int] = {
+    "wait": Trait.NONE,
+    "fail": Trait.FAILS_WITH_BLOCKER,
+    "ignore": Trait.AFTER_ALL,
+}
 KEY_SCHEME = 1  # a new one opens new keys
 NO_META = b"{}"
 
@@ -49,6 +56,9 @@ class Options:
     timeout: Duration | None = None
     force: bool = False
     connection: Any = None
+    after: Sequence[Any] = ()
+    on_blocker_failure: OnBlockerFailure = "wait"
+    exclude: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
@@ -64,12 +74,34 @@ class Options:
             raise InvalidCall("run_at= has no time zone: write datetime(…, tzinfo=UTC).")
         if self.key is not None and (not isinstance(self.key, str) or not self.key):
             raise InvalidCall('key= must be text that is not empty, such as key="user-123".')
+        if self.on_blocker_failure not in WITH_BLOCKERS:
+            raise InvalidCall(f"on_blocker_failure={self.on_blocker_failure!r}: write wait, fail or ignore.")
         if self.priority is not None and not _is_priority(self.priority):
             raise InvalidCall("priority= must be a whole number of at most 31 bits; higher runs sooner.")
 
 
 def _is_priority(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31
+
+
+def chains_of(some: Sequence[Any], option: str) -> dict[str, Job | None]:
+    """Read which chains an option names, and the jobs that come with them."""
+    if isinstance(some, str) or not isinstance(some, Iterable):
+        some = [some]
+    found: dict[str, Job | None] = {}
+    for one in some:
+        match one:
+            case str():
+                found[one] = None
+            case Job():
+                found[one.chain_id] = one
+            case Admission():
+                found[one.job.chain_id] = one.job
+            case _ if hasattr(one, "chain_ids"):
+                found |= dict.fromkeys(one.chain_ids)
+            case _:
+                raise InvalidCall(f"{option}= names {one!r}: give what enqueue returned, a chain, or its id.")
+    return found
 
 
 NO_OPTIONS = Options()
@@ -163,6 +195,10 @@ class Task(Generic[P, R]):
         """Bind arguments without enqueuing."""
         return Call(self, args, kwargs)
 
+    def step(self, *args: Any, **kwargs: Any) -> Call[R]:
+        """Bind arguments but one, which in a chain is the result before it; a type checker lets it pass."""
+        return Call(self, args, kwargs)
+
     async def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
         """Tell what enqueuing this would do, and why, without doing or counting it."""
         return await self.app.explain(self, args, kwargs)
@@ -187,6 +223,9 @@ class Task(Generic[P, R]):
         timeout: Duration | None = None,
         force: bool = False,
         connection: Any = None,
+        after: Any = None,
+        on_blocker_failure: OnBlockerFailure | None = None,
+        exclude: Any = None,
     ) -> Task[P, R]:
         """Return this task with options for the next call: send.options(delay="30s").enqueue(7)."""
         given = {
@@ -201,6 +240,9 @@ class Task(Generic[P, R]):
             "timeout": timeout,
             "force": force or None,
             "connection": connection,
+            "after": after,
+            "on_blocker_failure": on_blocker_failure,
+            "exclude": exclude,
         }
         chosen = replace(self._options, **{name: value for name, value in given.items() if value is not None})
         return self._with(chosen)
@@ -208,7 +250,7 @@ class Task(Generic[P, R]):
     def _with(self, options: Options) -> Task[P, R]:
         copy = object.__new__(Task)
         copy.__dict__.update(self.__dict__)
-        for derived in ("policy", "_others", "_template"):
+        for derived in ("policy", "_others", "template", "awaited"):
             copy.__dict__.pop(derived, None)
         copy._options = options
         if options.unique is not None:
@@ -233,7 +275,7 @@ class Task(Generic[P, R]):
 
     def request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
         """Bind, encode and key a call; whatever is wrong with it is raised before anything is stored."""
-        template = self._template
+        template = self.template
         policy = template.policy
         bound = self.signature.bind(args, kwargs)
         payload = encode(bound, "The arguments", self.app.max_args)
@@ -253,10 +295,23 @@ class Task(Generic[P, R]):
             running_chain=None if context is None else context.job.chain_id,
         )
 
+    def following(self, admissions: Sequence[Any], traits: int) -> Task[P, R]:
+        """Return this task for a call that comes after others, in a way that only batches know."""
+        copy = self.options(after=list(admissions))
+        copy.__dict__["template"] = msgspec.structs.replace(copy.template, traits=traits)
+        return copy
+
     @cached_property
-    def _template(self) -> Request:
+    def awaited(self) -> dict[str, Job]:
+        """The jobs of the chains that the next call waits for, as far as they are at hand."""
+        named = chains_of(self._options.after, "after")
+        return {chain: job for chain, job in named.items() if job is not None}
+
+    @cached_property
+    def template(self) -> Request:
         """What every request of this task, with these options, has in common."""
         options, policy = self._options, self.policy
+        chains = list(chains_of(options.after, "after"))
         if policy is not None and policy.wait is not None and (options.delay or options.run_at):
             raise InvalidCall("wait= says when a debounced job runs: leave delay= and run_at= out.")
         return Request(
@@ -275,6 +330,10 @@ class Task(Generic[P, R]):
             run_at=options.run_at,
             policy=policy,
             force=options.force,
+            excludes=frozenset(chains_of(options.exclude, "exclude")),
+            blockers=named(chains) if chains else None,
+            arrived=awaited(chains) if chains else None,
+            traits=WITH_BLOCKERS[options.on_blocker_failure],
         )
 
     def _queue(self) -> str:

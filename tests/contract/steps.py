@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from onejob import App, Job, Retry, State, Task, Unique, lifecycle
+from onejob import App, Call, Job, Retry, State, Task, Unique, lifecycle
 from onejob.context import Context, enter
 from onejob.fluent import Fluent
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
@@ -85,6 +85,13 @@ async def settled(app: App, job: Job, result: Result) -> Job:
 
 async def complete(app: App, job: Job, value: object = None, *, then: Job | None = None) -> Job:
     return await settled(app, job, Completed(msgspec.json.encode(value), then))
+
+
+async def settle_with(app: App, job: Job, call: Call[Any]) -> None:
+    """Complete a run with a continuation, as a worker does."""
+    context = Context(app, job, None)
+    context.continue_with(call)
+    await settled(app, job, context.completed(None))
 
 
 async def fail(app: App, job: Job, *, final: bool = False, error: Exception = NO_LUCK) -> Job:

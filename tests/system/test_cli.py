@@ -931,6 +931,82 @@ def test_a_refusal_is_one_sentence(
     assert "Traceback" not in refused.stderr
 
 
+# ── schedules ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_cron_line_is_read_without_an_app(onejob: Onejob) -> None:
+    said = onejob("cron", "describe", "*/15 9-17 * * MON-FRI", "--timezone", "Europe/Berlin").stdout
+    ahead = answer(
+        onejob("cron", "next", "0 9 * * 1-5", "--timezone", "Asia/Tokyo", "--count", "3", "--json")
+    )
+    shown = onejob("cron", "next", "@daily", "--count", "2").stdout.splitlines()
+
+    assert said == "every 15 minutes from 09:00 to 17:59 on Monday to Friday, Europe/Berlin time\n"
+    assert [moment[10:] for moment in ahead] == ["T09:00:00+09:00"] * 3
+    assert [re.sub(r"^\w{3} \S+ ", "", line).split("  ")[0] for line in shown] == ["00:00:00 +0000"] * 2
+    assert answer(onejob("cron", "describe", "@every 30s", "--json"))["description"] == "every 30 seconds"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("cron", "next", "61 * * * *"), "The minute '61' cannot be read"),
+        (("cron", "next", "@daily", "--timezone", "Mars"), "timezone='Mars' is not known here"),
+        (("cron", "describe", "0 9 * *"), "has 4 fields, not five"),
+        (("cron", "add", "shop:app", "n", "nobody", "@daily"), "No task is named 'nobody'"),
+        (("cron", "add", "shop:app", "n", "strict", "@daily", "--overlap", "pile"), "'pile' is not one of"),
+        (("cron", "add", "shop:app", "n", "strict", "@dayly", "n=1"), "has 1 field, not five"),
+        (("cron", "pause", "shop:app", "n"), "No schedule is named 'n'; there are: none."),
+        (("cron", "list", "sqlite:///jobs.db"), "names a store, which knows no tasks"),
+    ],
+)
+@pytest.mark.usefixtures("shop")
+def test_what_a_schedule_cannot_be_is_said_in_one_sentence(words: tuple[str, ...], sentence: str) -> None:
+    refused = call(*words)
+
+    assert refused.returncode in {1, 2}
+    assert sentence in refused.stderr.splitlines()[-1]
+    assert "Traceback" not in refused.stderr
+
+
+def test_schedules_are_listed_added_paused_resumed_and_removed(onejob: Onejob) -> None:
+    assert onejob("cron", "list", "shop:app").stdout == "There are no schedules.\n"
+    added = onejob(
+        "cron", "add", "shop:app", "nightly", "sync_user", "0 2 * * *", "user_id=7", "--missed", "all"
+    )
+    assert added.stdout == "nightly runs: sync_user, at 02:00 every day, UTC time.\n"
+    onejob("cron", "add", "shop:app", "often", "strict", "@every 30s", "n=1", "--overlap", "allow")
+    paused = answer(onejob("cron", "pause", "shop:app", "often", "--json"))
+    [nightly, often] = answer(onejob("cron", "list", "shop:app", "--json"))
+
+    assert (paused["paused"], often["paused"], often["next"], often["overlap"]) == (True, True, [], None)
+    assert (nightly["task"], nightly["args"], nightly["missed"]) == (
+        "sync_user",
+        {"note": "", "user_id": 7},
+        "all",
+    )
+    assert nightly["overlap"] == {"until": "finish", "on_conflict": "keep", "on_active": "keep"}
+    assert [moment[10:] for moment in nightly["next"]] == ["T02:00:00+00:00"] * 5
+
+    table = onejob("cron", "list", "shop:app").stdout.splitlines()
+    assert re.fullmatch(
+        r"nightly +sync_user +0 2 \* \* \* +in \S+ +0 +at 02:00 every day, UTC time", table[1]
+    )
+    assert re.fullmatch(r"often +strict +@every 30s +paused +0 +every 30 seconds", table[2])
+
+    assert "often runs" in onejob("cron", "resume", "shop:app", "often").stdout
+    onejob("cron", "remove", "shop:app", "nightly")
+    assert [one["name"] for one in answer(onejob("cron", "list", "shop:app", "--json"))] == ["often"]
+
+
+@pytest.mark.parametrize("command", ["list", "add", "pause", "resume", "remove", "next", "describe"])
+def test_every_command_of_cron_has_help_with_an_example(onejob: Onejob, command: str) -> None:
+    shown = onejob("cron", command, "--help").stdout
+
+    assert f"Example: onejob cron {command}" in shown
+    assert "--json" in shown
+
+
 # ── help ──────────────────────────────────────────────────────────────────────────────────────────
 
 

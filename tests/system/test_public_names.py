@@ -28,6 +28,7 @@ NAMES = [
     "Replay",
     "Retry",
     "RetryLater",
+    "Schedule",
     "Snooze",
     "State",
     "Stats",

@@ -23,6 +23,7 @@ COMMANDS = {
     "replay": ("dead", "Bring a dead letter back to life, or many, perhaps with other arguments."),
     "holds": ("holds", "List the jobs that hold a key, and those that wait behind them."),
     "release": ("holds", "Free a key by hand."),
+    "cron": ("cron", "Run tasks by the clock: list and change schedules, and read cron lines."),
     "stats": ("store", "Count jobs by queue and state, and the requests that were absorbed."),
     "doctor": ("store", "Look at the store and its jobs, and say what is wrong."),
     "prune": ("prune", "Forget ended jobs past their retention."),

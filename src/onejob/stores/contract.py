@@ -7,6 +7,7 @@ as committed, and writes what it returns, so that no other step on the same job 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Protocol
@@ -148,6 +149,16 @@ class Store(Protocol):
         """
 
     def apply_within_now(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
+        """Do the same from blocking code."""
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """Open a transaction on a connection of its own, which it gives, for a handler's writes.
+
+        It is committed at the end, or rolled back if anything is raised. An error at the end leaves in doubt
+        whether it was committed. Raises NoTransactions, or AdmissionBusy as `apply_within` does.
+        """
+
+    def transaction_now(self) -> AbstractContextManager[Any]:
         """Do the same from blocking code."""
 
     async def lease(self, wanted: Lease) -> list[Job]:

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-import msgspec
-
 from onejob.job import Job, State
 from onejob.stores.contract import Filter
 
@@ -28,7 +26,7 @@ def matches(job: Job, wanted: Filter) -> bool:
         and job.task not in wanted.besides
         and (wanted.returns_by is None or _returns(job, wanted.returns_by))
         and (not wanted.blocked or _blocked(job))
-        and (not wanted.awaits or (_blocked(job) and not awaited(job).isdisjoint(wanted.awaits)))
+        and (not wanted.awaits or (_blocked(job) and not set(job.awaits).isdisjoint(wanted.awaits)))
     )
 
 
@@ -57,11 +55,6 @@ def _lies_beyond(job: Job, beyond: tuple[datetime, str], *, newest: bool) -> boo
 
 def _blocked(job: Job) -> bool:
     return job.state is State.PENDING and job.blockers is not None
-
-
-def awaited(job: Job) -> set[str]:
-    """Name the chains that a job waits for, whether they have ended or not."""
-    return set() if job.blockers is None else set(msgspec.json.decode(job.blockers, type=list[str]))
 
 
 def _returns(job: Job, by: datetime) -> bool:

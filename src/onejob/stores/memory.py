@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime
 from functools import partial
 from typing import Any
 
-from onejob.errors import ForeignConnection
+from onejob.errors import ForeignConnection, NoTransactions
 from onejob.job import Changes, Job, State, View
 from onejob.lifecycle import mature, rank, start
 from onejob.stores.bell import Bell
@@ -17,6 +18,7 @@ from onejob.stores.book import Book
 from onejob.stores.contract import Counts, Filter, Finding, Guarantees, Lease, Schema, Step, Tally, utcnow
 from onejob.stores.filters import matches, page
 
+NO_TRANSACTIONS = "The memory store has no transactions: use SQLite or PostgreSQL for this task."
 TIMED = {State.SCHEDULED, State.RETRYABLE}
 
 
@@ -58,6 +60,14 @@ class MemoryStore:
     async def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
         """Refuse: there is no transaction to join."""
         return self.apply_within_now(connection, steps)
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """Refuse: a rollback would have nothing to roll back."""
+        raise NoTransactions(NO_TRANSACTIONS)
+
+    def transaction_now(self) -> AbstractContextManager[Any]:
+        """Refuse: a rollback would have nothing to roll back."""
+        raise NoTransactions(NO_TRANSACTIONS)
 
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs, best first."""

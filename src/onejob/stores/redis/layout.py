@@ -15,7 +15,6 @@ from zlib import crc32
 import msgspec
 
 from onejob.job import EPOCH, TERMINAL, Job, State
-from onejob.stores.filters import awaited
 
 VERSION = 1  # of this layout
 MICROSECOND = timedelta(microseconds=1)
@@ -157,7 +156,7 @@ def entries(place: Bucket, job: Job) -> Entries:
         found[place.chains, b"%b\0%010d%b" % (job.chain_id.encode(), job.chain_index, name)] = b"0"
     if job.blockers is not None and job.state is State.PENDING:
         found[place.blocked, name] = b"0"
-        found |= {(place.awaiting(chain), name): b"0" for chain in awaited(job)}
+        found |= {(place.awaiting(chain), name): b"0" for chain in job.awaits}
     return found
 
 

@@ -289,16 +289,31 @@ def waiting_lists(wanted: Filter, ground: Ground) -> Iterator[tuple[Bucket, byte
 
 
 def tails(chains: Sequence[str], ground: Ground) -> Flow[list[Job | None]]:
-    """Read the last job of each chain: its last continuation, else the first job, which has its id."""
+    """Read the last job of each chain: its last continuation, else the first job, which has its id.
+
+    One that has ended is looked for once more: its chain may have gone on between the two reads.
+    """
+    found: dict[str, Job | None] = {}
+    left = list(dict.fromkeys(chains))
+    names = yield from last_of(left, ground)
+    while left:
+        found |= zip(left, (yield from get([names[chain] for chain in left], ground)), strict=True)
+        ended = [chain for chain in left if (job := found[chain]) is not None and job.is_terminal]
+        newer = yield from last_of(ended, ground)
+        left = [chain for chain in ended if newer[chain] != names[chain]]
+        names |= newer
+    return [found[chain] for chain in chains]
+
+
+def last_of(chains: Sequence[str], ground: Ground) -> Flow[dict[str, str]]:
+    """Name the last job of each chain."""
     homes = [(chain, chain.encode() + b"\0", ground.home(chain)) for chain in chains]
-    replies = yield [
-        Ask(place.number, ranged(place.chains, first, None, 1, newest=True)) for _, first, place in homes
-    ]
-    last = [
-        reply[0][len(first) + POSITION :].decode() if reply else chain
+    asks = [Ask(place.number, ranged(place.chains, first, None, 1, newest=True)) for _, first, place in homes]
+    replies = (yield asks) if asks else []
+    return {
+        chain: reply[0][len(first) + POSITION :].decode() if reply else chain
         for (chain, first, _), reply in zip(homes, replies, strict=True)
-    ]
-    return (yield from get(last, ground))
+    }
 
 
 def settings(namespace: str, kind: str, ground: Ground) -> Flow[dict[str, bytes]]:

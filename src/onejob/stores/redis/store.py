@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime
 from typing import Any, TypeVar
 
-from onejob.errors import ForeignConnection, OnejobError
+from onejob.errors import ForeignConnection, NoTransactions, OnejobError
 from onejob.forks import generation
 from onejob.job import Job, View
 from onejob.stores.bell import Bell
@@ -29,6 +30,7 @@ NO_TRANSACTION = (
     "Redis has no transaction that a job could join: leave connection= out, "
     "or keep jobs beside your data in SQLite or PostgreSQL."
 )
+NO_TRANSACTIONS = "Redis has no transactions: use SQLite or PostgreSQL for this task."
 
 
 class RedisStore:
@@ -88,6 +90,14 @@ class RedisStore:
     async def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
         """Refuse: there is no transaction to join."""
         return self.apply_within_now(connection, steps)
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """Refuse: a rollback would have nothing to roll back."""
+        raise NoTransactions(NO_TRANSACTIONS)
+
+    def transaction_now(self) -> AbstractContextManager[Any]:
+        """Refuse: a rollback would have nothing to roll back."""
+        raise NoTransactions(NO_TRANSACTIONS)
 
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs, best first."""

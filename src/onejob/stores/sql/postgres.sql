@@ -51,6 +51,13 @@ COMMIT;
 -- name: rollback
 ROLLBACK;
 
+-- name: ping
+SELECT 1;
+
+-- name: forget
+-- Leave nothing of one handler's session to the next. Several statements, so it cannot be prepared.
+CLOSE ALL; UNLISTEN *; RESET ALL; DISCARD TEMP; SELECT pg_advisory_unlock_all();
+
 -- ── admitting ───────────────────────────────────────────────────────────────────────────────────────
 
 -- name: admit

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from onejob.job import Job, View
 from onejob.stores.bell import Bell
 from onejob.stores.contract import Counts, Filter, Finding, Guarantees, Lease, Schema, Step, Tally, utcnow
 from onejob.stores.lane import Closed
-from onejob.stores.sql import flows, health
+from onejob.stores.sql import block, flows, health
 from onejob.stores.sql.engine import Engine, Synchronous, ask
 from onejob.stores.sql.faults import translated, translating
 from onejob.stores.sql.flows import Plan, drive
@@ -107,6 +107,20 @@ class SQLiteStore:
     async def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
         """Do the same: a sqlite3 connection is the thread's that opened it."""
         return self.apply_within_now(connection, steps)
+
+    @contextlib.contextmanager
+    def transaction_now(self) -> Iterator[sqlite3.Connection]:
+        """Open a transaction on a connection of its own."""
+        self._open()  # the schema must be there
+        with block.opened(self.path, self._synchronous, self._timeout) as connection:
+            yield connection
+        self._bell.ring()
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
+        """Do the same, with a thread that waits for the lock and for the disk."""
+        async with block.in_a_thread(self.transaction_now()) as connection:
+            yield connection
 
     def tally_within_now(self, connection: Any, tallies: Sequence[Tally]) -> None:
         """Count inside the caller's transaction, so that a rollback takes the count back."""

@@ -186,9 +186,12 @@ ORDER BY CASE WHEN ?1 THEN id END DESC, CASE WHEN NOT ?1 THEN id END
 LIMIT ?2 OFFSET ?3;
 
 -- name: tails
-SELECT onejob_jobs.* FROM json_each(?) CROSS JOIN onejob_jobs ON id = coalesce(
-    (SELECT id FROM onejob_jobs WHERE chain_id = value AND chain_index > 0 ORDER BY chain_index DESC LIMIT 1),
-    value
+SELECT onejob_jobs.* FROM json_each(?) AS named CROSS JOIN onejob_jobs ON onejob_jobs.id = coalesce(
+    (
+        SELECT job.id FROM onejob_jobs AS job WHERE chain_id = named.value AND chain_index > 0
+        ORDER BY chain_index DESC LIMIT 1
+    ),
+    named.value
 );
 
 -- name: settings

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
+
+from psycopg import AsyncConnection, Connection
 
 from onejob.forks import generation
 from onejob.job import Job, View
@@ -97,6 +100,19 @@ class PostgresStore:
         """Run steps inside the caller's transaction."""
         house = self._house()
         return joined.run_now(connection, joined.apply(steps, self.now, house), house)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection[Any]]:
+        """Open a transaction on a connection of its own."""
+        engine = await self._opened()
+        async with engine.spare_awaited.here().lent() as connection:
+            yield connection
+
+    @contextmanager
+    def transaction_now(self) -> Iterator[Connection[Any]]:
+        """Do the same from blocking code."""
+        with self._open().spare.lent() as connection:
+            yield connection
 
     async def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
         """Count inside the caller's transaction, so that a rollback takes the count back."""
