@@ -45,7 +45,7 @@ HOT: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "next_due": (("''",), {"onejob_timed"}),
     "available_in_queue": (("''", "'default'", IDS, "10"), {"onejob_due"}),
     "find_ended": (("''", "'completed'", "9", "0", "''", "NULL", "'[]'", "10", "0"), {"onejob_ended"}),
-    "find_ended_newest": (("''", "'discarded'", "9", "9", "''", "NULL", "'[]'", "10", "0"), {"onejob_ended"}),
+    "find_ended_newest": (("''", "'discarded'", "9", "''", "NULL", "'[]'", "10", "0"), {"onejob_ended"}),
     "find_returning": (("''", "'mail'", "9", "10", "0"), {"onejob_returning"}),
     "update_job": ((ROWS,), {JOBS}),
     "start_job": ((ROWS,), {JOBS}),

@@ -276,13 +276,13 @@ WHERE namespace = $1::text AND state = $2::text AND finished_at < $3::bigint
 ORDER BY finished_at, id LIMIT $8::bigint OFFSET $9::bigint;
 
 -- name: find_ended_newest
--- The same the other way round.
+-- The same the other way round, with one bound.
 SELECT * FROM onejob_jobs
-WHERE namespace = $1::text AND state = $2::text AND finished_at < $3::bigint
-    AND finished_at <= $4::bigint AND (finished_at < $4::bigint OR id < $5::text)
-    AND ($6::text IS NULL OR task = $6::text)
-    AND task <> ALL (ARRAY(SELECT json_array_elements_text($7::text::json)))
-ORDER BY finished_at DESC, id DESC LIMIT $8::bigint OFFSET $9::bigint;
+WHERE namespace = $1::text AND state = $2::text
+    AND finished_at <= $3::bigint AND (finished_at < $3::bigint OR id < $4::text)
+    AND ($5::text IS NULL OR task = $5::text)
+    AND task <> ALL (ARRAY(SELECT json_array_elements_text($6::text::json)))
+ORDER BY finished_at DESC, id DESC LIMIT $7::bigint OFFSET $8::bigint;
 
 -- name: find_returning
 -- A task's dead letters whose time to come back is near; 256 is Trait.RETURNS.

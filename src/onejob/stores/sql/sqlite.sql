@@ -146,16 +146,17 @@ SELECT * FROM onejob_jobs WHERE state = 'active' AND lease_until <= ? ORDER BY l
 -- name: find_ended
 -- Jobs that ended in a state by a time, beyond a time and an id. Tasks are in the index: others cost no row.
 SELECT * FROM onejob_jobs
-WHERE namespace = ?1 AND state = ?2 AND finished_at < ?3 AND (finished_at, id) > (?4, ?5)
+WHERE namespace = ?1 AND state = ?2 AND finished_at < ?3
+    AND finished_at >= ?4 AND (finished_at > ?4 OR id > ?5)
     AND (?6 IS NULL OR task = ?6) AND task NOT IN (SELECT value FROM json_each(?7))
 ORDER BY finished_at, id LIMIT ?8 OFFSET ?9;
 
 -- name: find_ended_newest
--- The same the other way round.
+-- The same the other way round. One bound only: of two, the index would be read from the wrong one.
 SELECT * FROM onejob_jobs
-WHERE namespace = ?1 AND state = ?2 AND finished_at < ?3 AND (finished_at, id) < (?4, ?5)
-    AND (?6 IS NULL OR task = ?6) AND task NOT IN (SELECT value FROM json_each(?7))
-ORDER BY finished_at DESC, id DESC LIMIT ?8 OFFSET ?9;
+WHERE namespace = ?1 AND state = ?2 AND finished_at <= ?3 AND (finished_at < ?3 OR id < ?4)
+    AND (?5 IS NULL OR task = ?5) AND task NOT IN (SELECT value FROM json_each(?6))
+ORDER BY finished_at DESC, id DESC LIMIT ?7 OFFSET ?8;
 
 -- name: find_returning
 -- A task's dead letters whose time to come back is near; 256 is Trait.RETURNS.
