@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 def settlement(context: Context, result: Result, progress: bytes | None, act: Callable[..., Changes]) -> Step:
     """Make the step by which `act` writes how a run ended."""
-    job, merge = context.job, context.app.merge
-    return Step(partial(act, token=job.token, result=result, merge=merge, progress=progress), job.id)
+    job, app = context.job, context.app
+    given = {"merge": app.merge, "replay": app.replay_of(job), "progress": progress}
+    return Step(partial(act, token=job.token, result=result, **given), job.id)
 
 
 class Transaction:

@@ -46,7 +46,7 @@ log = logging.getLogger("onejob")
 LOOK_AGAIN = 5.0  # seconds at most between two looks for work
 WATCH_EVERY = 0.5  # seconds between looks for cancellation, and between writes of progress
 SWEEP_EVERY = 5.0
-PRUNE_EVERY = 3600.0
+PRUNE_EVERY = 60.0
 LONGEST_BACKOFF = 15.0
 SHORTEST_LEASE = timedelta(milliseconds=10)
 
@@ -492,8 +492,11 @@ class Worker:
                 "worker %s: jobs taken back: %d, successors repaired: %d", self.name, rescued, repaired
             )
 
+        await self.app.replay_due()
+
     async def _prune(self) -> None:
-        await self.app.prune()
+        await asyncio.sleep(random.uniform(0, PRUNE_EVERY / 4))  # noqa: S311 - so that workers come one by one
+        await self.app.prune_in_turn()
 
 
 def places(app: App, queues: Collection[str] | Mapping[str, int] | None, concurrency: int) -> dict[str, int]:

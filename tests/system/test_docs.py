@@ -36,8 +36,10 @@ INTERNAL = {  # what the parts of onejob say to each other
     "admit_now",
     "check_strength",
     "dimensions",
+    "edited",
     "key_of",
     "merge",
+    "replay_of",
     "request",
 }
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^()\s]+)\)")
