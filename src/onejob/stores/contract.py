@@ -19,6 +19,8 @@ from onejob.job import Changes, Job, State, View
 Act = Callable[[View], Changes]
 Level = Literal["ok", "warn", "fail"]
 
+SCHEDULES = "cron:"  # begins what stands for a schedule where a counter names the job that stood for requests
+
 
 class Step(msgspec.Struct, frozen=True):
     """One atomic act, on a job or on a key."""
@@ -201,7 +203,10 @@ class Store(Protocol):
         """Read the counters of absorbed requests."""
 
     async def fold(self, namespace: str) -> int:
-        """Add the counters of jobs that are gone to those of no job (""), and tell how many there were."""
+        """Add the counters of jobs that are gone to those of no job (""), and tell how many there were.
+
+        The counters of schedules stay, for a schedule outlives its jobs.
+        """
 
     async def next_due(self, namespace: str) -> datetime | None:
         """Tell when the next scheduled or retryable job is due."""

@@ -473,6 +473,7 @@ WITH gone AS (
         SELECT ctid FROM onejob_tallies AS tally
         WHERE namespace = $1::text AND job_id <> ''
             AND NOT EXISTS (SELECT 1 FROM onejob_jobs WHERE id = tally.job_id)
+            AND NOT starts_with(job_id, 'cron:') -- a schedule's
         LIMIT $2::bigint FOR UPDATE SKIP LOCKED
     ))
     RETURNING namespace, task, outcome, count, last_at

@@ -223,7 +223,9 @@ WHERE namespace = ? ORDER BY namespace, task, outcome, job_id;
 
 -- name: orphan_tallies
 SELECT namespace, task, outcome, job_id FROM onejob_tallies
-WHERE namespace = ? AND job_id <> '' AND NOT EXISTS (SELECT 1 FROM onejob_jobs WHERE id = job_id) LIMIT ?;
+WHERE namespace = ? AND job_id <> '' AND NOT EXISTS (SELECT 1 FROM onejob_jobs WHERE id = job_id)
+    AND job_id NOT GLOB 'cron:*' -- a schedule's
+LIMIT ?;
 
 -- name: fold_tally
 INSERT INTO onejob_tallies (namespace, task, outcome, job_id, count, last_at)
