@@ -209,7 +209,7 @@ class Engine:
             self._connect()
         except (
             AdmissionBusy
-        ):  # a handler's transaction has the lock, maybe the one that forked: try when asked
+        ):  # a handler's transaction has the lock, maybe the one that forked
             self._closed, self.generation = True, NEVER
             OPEN.discard(self)
         finally:
