@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from onejob.decide import Outcome
     from onejob.errors import AdmissionBusy, Duplicate, OnejobError
     from onejob.fluent import unique
-    from onejob.job import Job, Retry, State
+    from onejob.job import Job, Replay, Retry, State
+    from onejob.letters import DeadGroup
     from onejob.policy import Unique
+    from onejob.schedules import Schedule
     from onejob.signals import Cancel, Discard, RetryLater, Snooze
     from onejob.tasks import Call, Task
     from onejob.worker import Worker
@@ -27,14 +29,17 @@ __all__ = [
     "Cancel",
     "Chain",
     "Context",
+    "DeadGroup",
     "Discard",
     "Duplicate",
     "Explanation",
     "Job",
     "OnejobError",
     "Outcome",
+    "Replay",
     "Retry",
     "RetryLater",
+    "Schedule",
     "Snooze",
     "State",
     "Stats",
@@ -56,8 +61,10 @@ _HOMES = {
     "decide": ("Outcome",),
     "errors": ("AdmissionBusy", "Duplicate", "OnejobError"),
     "fluent": ("unique",),
-    "job": ("Job", "Retry", "State"),
+    "job": ("Job", "Replay", "Retry", "State"),
+    "letters": ("DeadGroup",),
     "policy": ("Unique",),
+    "schedules": ("Schedule",),
     "signals": ("Cancel", "Discard", "RetryLater", "Snooze"),
     "tasks": ("Call", "Task"),
     "worker": ("Worker",),

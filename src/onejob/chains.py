@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 
 from onejob.admission import LOOK_AGAIN, Admission, result_of, seconds
-from onejob.context import Context, running
-from onejob.decide import Request, make
+from onejob.context import running
+from onejob.continuing import written
+from onejob.decide import Request
 from onejob.errors import InvalidCall, ResultGone, UnknownJob, WouldDeadlock
-from onejob.ids import new_id
-from onejob.job import Job, Retry, State, Trait, alter, fingerprint
-from onejob.lifecycle import Completed, phase
-from onejob.payload import encode
+from onejob.job import Job, State, Trait
+from onejob.lifecycle import phase
 from onejob.schedule import Duration
 from onejob.stores.contract import Filter
 
@@ -31,24 +28,6 @@ if TYPE_CHECKING:
     from onejob.tasks import Call
 
 R = TypeVar("R")
-
-
-class Later(msgspec.Struct, frozen=True, array_like=True):
-    """A call that is to continue a chain, as it is kept with the jobs before it."""
-
-    task: str
-    queue: str
-    priority: int
-    retry: tuple[Any, ...]
-    timeout: float | None
-    delay: float | None
-    args: msgspec.Raw
-    meta: msgspec.Raw
-    takes: str | None  # the argument that the result before it becomes
-
-
-_later = msgspec.json.Decoder(list[Later]).decode
-_value = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 # ── a chain that is there ─────────────────────────────────────────────────────────────────────────
@@ -145,62 +124,7 @@ class Chain(Generic[R]):
         return self._app.portal.run(self.status())
 
 
-# ── continuing ────────────────────────────────────────────────────────────────────────────────────
-
-
-async def completed(context: Context, value: Any) -> Completed:
-    """Make what a run comes to that has returned: its result, and the job that goes on with its chain."""
-    app, job = context.app, context.job
-    result = encode(value, f"The result of {job.task}", app.max_args)
-    if context.continuation is None and job.following is None:
-        return Completed(result)
-    next_up = continuation(job, context.continuation, result, app.store.now())
-    if next_up is not None and next_up.blockers is not None:
-        await app.refuse_cycle(job, next_up)
-    return Completed(result, next_up)
-
-
-def continuation(job: Job, chosen: Call[Any] | None, result: bytes | None, now: datetime) -> Job | None:
-    """Make the job that goes on with a chain: the handler's own choice, then what was written down before."""
-    if chosen is not None:
-        request = placed(chosen.request(), job)
-        return alter(make(request, now), following=job.following)
-    later = [] if job.following is None else _later(job.following)
-    if not later:
-        return None
-    request = placed(requested(later[0], job, result), job)
-    return alter(make(request, now), following=msgspec.json.encode(later[1:]) if later[1:] else None)
-
-
-def placed(request: Request, job: Job) -> Request:
-    """Give a continuation an id by which a store finds it where its chain is; it has no policy of its own."""
-    job_id, place = new_id(int(job.chain_id[-4:], 16).to_bytes(2, "big"))
-    return msgspec.structs.replace(
-        request, id=job_id, place=place, key=None, policy=None, version=None, parent_id=job.id
-    )
-
-
-def requested(later: Later, job: Job, result: bytes | None) -> Request:
-    """Make the request of a call that was written down, with the result before it."""
-    args = bytes(later.args)
-    if later.takes is not None:
-        given = _value(later.args) | {later.takes: msgspec.Raw(result or b"null")}
-        args = msgspec.json.encode(given, order="sorted")
-    meta = bytes(later.meta)
-    return Request(
-        id="",
-        place=0,
-        namespace=job.namespace,
-        task=later.task,
-        queue=later.queue,
-        args=args,
-        meta=meta,
-        payload_digest=fingerprint(args, meta),
-        priority=later.priority,
-        retry=Retry(*later.retry),
-        timeout=later.timeout,
-        delay=None if later.delay is None else timedelta(seconds=later.delay),
-    )
+# ── a chain that is written down ──────────────────────────────────────────────────────────────────
 
 
 class Sequel(Generic[R]):
@@ -238,27 +162,6 @@ class Sequel(Generic[R]):
 def chain(*calls: Call[Any]) -> Sequel[Any]:
     """Write a chain down, to be enqueued: each call takes the result of the one before it."""
     return Sequel(calls)
-
-
-def written(call: Call[Any]) -> Later:
-    """Write a call down for later: bound as far as it goes, with the one argument that it still takes."""
-    task = call.task
-    bound, takes = task.signature.bind_but_one(call.args, call.kwargs)
-    args = encode(bound, "The arguments", task.app.max_args)
-    template = task.template
-    if template.blockers is not None or template.run_at is not None:
-        raise InvalidCall(f"{task.name}: only the first call of a chain takes after= or run_at=; use delay=.")
-    return Later(
-        task.name,
-        template.queue,
-        template.priority,
-        astuple(template.retry),
-        template.timeout,
-        None if template.delay is None else template.delay.total_seconds(),
-        msgspec.Raw(args),
-        msgspec.Raw(template.meta),
-        takes,
-    )
 
 
 # ── side by side ──────────────────────────────────────────────────────────────────────────────────

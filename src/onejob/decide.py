@@ -6,6 +6,7 @@ stores only promise to run it atomically. Read `judge` first: it is the list of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal, cast
@@ -15,7 +16,7 @@ import msgspec
 from onejob import lifecycle
 from onejob.blockers import expect_again
 from onejob.errors import BlockerCycle, MergeFailed
-from onejob.job import WAITING, Changes, Job, Mark, Retry, State, Trait, View, alter, fingerprint
+from onejob.job import WAITING, Changes, Job, Mark, Replay, Retry, State, Trait, View, alter, fingerprint
 from onejob.lifecycle import due, hold, holding, inherit, phase, ready, supersede
 from onejob.merge import combine
 from onejob.policy import Unique
@@ -507,11 +508,15 @@ def differs(request: Request, other: Job | None) -> bool:
 # ── dead letters ──────────────────────────────────────────────────────────────────────────────────
 
 
-def replay(view: View) -> Changes:
-    """Bring a dead letter back to life; judged as keep, whatever its policy: created, kept or stale."""
+def replay(view: View, *, edit: Callable[[Job], Job] | None = None) -> Changes:
+    """Bring a dead letter back to life; judged as keep, whatever its policy: created, kept or stale.
+
+    `edit` gives it another payload, or refuses to.
+    """
     job = view.job
     if job is None or job.state not in {State.DISCARDED, State.CANCELLED} or job.is_tombstone:
         return Changes()
+    job = job if edit is None else edit(job)
     standing = view.successor or view.holder
     if not job.holds:  # not unique, or admitted in shadow: nobody stands in its way
         return revive(job, view)
@@ -522,6 +527,20 @@ def replay(view: View) -> Changes:
         reason = "A newer version has been admitted since; the dead letter stays where it is."
         return Changes(answer=Verdict(Outcome.STALE, view.marked, standing, reason))
     return revive(job, view)
+
+
+def come_back(view: View, *, policy: Replay) -> Changes:
+    """Replay a letter whose time has come; one that is kept or stale has spent a replay, and waits on."""
+    letter = view.job
+    if letter is None or letter.returns_at is None or letter.returns_at > view.now:
+        return Changes()  # another worker was faster
+    if letter.replays >= policy.times:  # the policy has been cut since it died
+        return Changes(updates=(lifecycle.stay_dead(letter),))
+    changes = replay(view)
+    if changes.answer is None or changes.answer.outcome is Outcome.CREATED:
+        return changes
+    waiting = lifecycle.await_return(alter(letter, replays=letter.replays + 1), policy, view.now)
+    return msgspec.structs.replace(changes, updates=(waiting,))
 
 
 def outranked(job: Job, mark: Mark | None) -> bool:
@@ -541,6 +560,8 @@ def revive(job: Job, view: View) -> Changes:
         expect_again(job),
         run_at=view.now,
         attempt=0,
+        replays=job.replays + 1,
+        traits=job.traits & ~Trait.RETURNS,
         finished_at=None,
         reason=None,
         superseded_by=None,

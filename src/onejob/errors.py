@@ -2,7 +2,8 @@
 
 OnejobError
 ├── InvalidPolicy            a Unique, Retry or option that cannot be meant
-│   └── InvalidDuration
+│   ├── InvalidDuration
+│   └── InvalidSchedule      a cron line, time zone or schedule that cannot be meant
 ├── InvalidCall              a request that was refused before anything was stored
 │   ├── UnencodableArgument
 │   ├── MissingKeyField
@@ -10,7 +11,8 @@ OnejobError
 │   ├── MergeFailed
 │   ├── BlockerCycle         a job would wait for itself
 │   ├── UnknownTask
-│   └── UnknownQueue
+│   ├── UnknownQueue
+│   └── UnknownSchedule
 ├── Duplicate                on_conflict="reject" met a holder; carries the Admission
 │   └── PayloadMismatch      on_mismatch="error" met a holder with another payload
 ├── StoreError
@@ -59,6 +61,10 @@ class InvalidDuration(InvalidPolicy):
     """The duration cannot be read; write "30s", "5m", 1.5, a timedelta or "PT10M"."""
 
 
+class InvalidSchedule(InvalidPolicy):
+    """The schedule cannot be read; write a cron line such as "*/5 * * * *"."""
+
+
 class InvalidCall(OnejobError, ValueError):
     """The call cannot become a job."""
 
@@ -89,6 +95,10 @@ class UnknownTask(InvalidCall):
 
 class UnknownQueue(InvalidCall):
     """No queue of that name is declared."""
+
+
+class UnknownSchedule(InvalidCall):
+    """No schedule has that name."""
 
 
 class Duplicate(OnejobError):

@@ -20,6 +20,7 @@ from onejob.job import (
     Changes,
     Job,
     Mark,
+    Replay,
     State,
     Trait,
     View,
@@ -266,7 +267,13 @@ def keep_both(_older: Job, newer: Job) -> Job:
 
 
 def settle(
-    view: View, *, token: int, result: Result, merge: Merge = keep_both, progress: bytes | None = None
+    view: View,
+    *,
+    token: int,
+    result: Result,
+    merge: Merge = keep_both,
+    replay: Replay | None = None,
+    progress: bytes | None = None,
 ) -> Changes:
     """Carry a run to its next state, with the last it told of its progress.
 
@@ -280,7 +287,7 @@ def settle(
         case Completed():
             return complete(view, job, result)
         case Failed():
-            return fail(view, job, result, merge)
+            return fail(view, job, result, merge, replay)
         case Snoozed():
             run_at = view.now + result.after
             return rest(view, job, state=due(run_at, view.now), run_at=run_at)
@@ -292,14 +299,12 @@ def settle(
             assert_never(result)
 
 
-def confirm(
-    view: View, *, token: int, result: Result, merge: Merge = keep_both, progress: bytes | None = None
-) -> Changes:
+def confirm(view: View, *, token: int, **given: Any) -> Changes:
     """Settle a run that a transaction of its own may have completed: answer that job, if it has."""
     job = view.job
     if job is not None and job.token == token and job.state is State.COMPLETED:
         return Changes(answer=job)
-    return settle(view, token=token, result=result, merge=merge, progress=progress)
+    return settle(view, token=token, **given)
 
 
 def complete(view: View, job: Job, result: Completed) -> Changes:
@@ -341,7 +346,7 @@ def rest(view: View, job: Job, *, state: State, run_at: datetime) -> Changes:
     return Changes(answer=waiting, updates=(waiting,))
 
 
-def fail(view: View, job: Job, failure: Failed, merge: Merge) -> Changes:
+def fail(view: View, job: Job, failure: Failed, merge: Merge, replay: Replay | None = None) -> Changes:
     """Retry a failed run, or give way to a newer request, or end it as a dead letter."""
     failed = alter(job, errors=remember(job, failure.error, view.now))
     if failed.cancel_requested:
@@ -349,7 +354,8 @@ def fail(view: View, job: Job, failure: Failed, merge: Merge) -> Changes:
     if gives_way(failed, view.mark) and not waits_behind(view, failed):
         return give_way(view, failed)
     if failure.final or failed.attempt >= failed.retry.attempts:
-        return leave(view, finish(failed, State.DISCARDED, view.now, reason="failed"))
+        letter = finish(failed, State.DISCARDED, view.now, reason="failed")
+        return leave(view, await_return(letter, None if failure.final else replay, view.now))
     wait = failure.after if failure.after is not None else failed.retry.delay(failed.attempt, failure.chance)
     return retry_or_yield(view, failed, view.now + wait, merge)
 
@@ -389,7 +395,9 @@ def remember(job: Job, error: Mapping[str, Any], now: datetime) -> bytes:
     return msgspec.json.encode([*job.failures, entry][-HISTORY:])
 
 
-def expire(view: View, *, chance: float = 0.5, merge: Merge = keep_both) -> Changes:
+def expire(
+    view: View, *, chance: float = 0.5, merge: Merge = keep_both, replay: Replay | None = None
+) -> Changes:
     """Take back a job whose lease ran out: a crash counts as an attempt."""
     job = view.job
     if job is None or job.state is not State.ACTIVE or job.lease_until is None or job.lease_until > view.now:
@@ -399,7 +407,23 @@ def expire(view: View, *, chance: float = 0.5, merge: Merge = keep_both) -> Chan
         "message": f"worker {job.worker} stopped renewing its lease",
         "traceback": "",
     }
-    return fail(view, job, Failed(error, chance=chance), merge)
+    return fail(view, job, Failed(error, chance=chance), merge, replay)
+
+
+# ── dead letters that come back by themselves; `decide` has their replay ──────────────────────────
+
+
+def await_return(letter: Job, replay: Replay | None, now: datetime) -> Job:
+    """Let a dead letter come back by itself, if its task has a replay left for it."""
+    if replay is None or letter.replays >= replay.times:
+        return stay_dead(letter)
+    run_at = now + replay.delay(letter.replays)
+    return alter(letter, run_at=run_at, traits=letter.traits | Trait.RETURNS)
+
+
+def stay_dead(letter: Job) -> Job:
+    """Let a dead letter wait for somebody to replay it."""
+    return alter(letter, traits=letter.traits & ~Trait.RETURNS)
 
 
 # ── by hand ───────────────────────────────────────────────────────────────────────────────────────
@@ -464,13 +488,23 @@ def repair(view: View) -> Changes:
 def prune(view: View) -> Changes:
     """Forget an ended job; one that still holds its key, or that a mark names, stays as a tombstone."""
     job = view.job
-    if job is None or not job.is_terminal:
+    if job is None or not job.is_terminal or needed(job):
         return Changes()
     if not holding(job, view.now) and not remembered(job, view):
         return Changes(answer="deleted", deletes=(job.id,), mark=forgotten(view, job))
     if job.is_tombstone:
         return Changes()
-    return Changes(answer="emptied", updates=(alter(job, args=b"", meta=b"{}", result=None, errors=b"[]"),))
+    return Changes(answer="emptied", updates=(empty(job),))
+
+
+def needed(_job: Job) -> bool:
+    """Tell whether somebody still waits for this job's result: then it stays whole, however old."""
+    return False
+
+
+def empty(job: Job) -> Job:
+    """Leave of a job what its hold needs, and nothing that is anybody's business."""
+    return alter(stay_dead(job), args=b"", meta=b"{}", result=None, errors=b"[]", progress=None)
 
 
 def remembered(job: Job, view: View) -> bool:

@@ -19,10 +19,11 @@ from onejob.decide import Request
 from onejob.errors import InvalidCall, InvalidPolicy, MissingKeyField, UnknownQueue
 from onejob.fluent import Fluent, policy_of
 from onejob.ids import new_id
-from onejob.job import EPOCH, Job, Retry, Trait, fingerprint
+from onejob.job import EPOCH, Job, Replay, Retry, State, Trait, alter, fingerprint
 from onejob.payload import Signature, encode
 from onejob.policy import Unique
-from onejob.schedule import Duration, duration
+from onejob.retention import ages
+from onejob.schedule import Duration, duration, spell
 
 if TYPE_CHECKING:
     from onejob.app import App, Explanation
@@ -134,6 +135,8 @@ class Task(Generic[P, R]):
         timeout: Duration | None = None,
         priority: int = 0,
         give_up_on: tuple[type[Exception], ...] = (),
+        replay: Replay | None = None,
+        retention: Mapping[State | str, Duration] | None = None,
         options: Options = NO_OPTIONS,
     ) -> None:
         self.app = app
@@ -145,6 +148,8 @@ class Task(Generic[P, R]):
         self.timeout = None if timeout is None else duration(timeout).total_seconds()
         self.priority = priority
         self.give_up_on = give_up_on
+        self.replay = replay
+        self.retention = ages(retention or {})
         self.is_async = inspect.iscoroutinefunction(function)
         self.signature = Signature(function)
         self._options = options
@@ -340,6 +345,53 @@ class Task(Generic[P, R]):
             )
         return queue
 
+    # ── editing a dead letter ─────────────────────────────────────────────────────────────────────
+
+    def edited(self, job: Job, changes: Mapping[str, Any]) -> Job:
+        """Give a dead letter of this task other arguments; refuse what does not fit, or is other work."""
+        names = self.signature.names
+        if unknown := sorted(changes.keys() - set(names)):
+            known = ", ".join(names) or "none"
+            raise InvalidCall(f"{self.name} has no argument {unknown[0]!r} (it has: {known}).")
+        args = encode({**job.arguments, **changes}, "The arguments", self.app.max_args)
+        letter = alter(job, args=args, payload_digest=fingerprint(args, job.meta))
+        try:
+            self._called_with(letter)
+        except (TypeError, ValueError) as error:
+            raise InvalidCall(f"The edited arguments do not fit {self.name}: {error}.") from None
+        self._refuse_other_work(job, letter)
+        return letter
+
+    def _called_with(self, job: Job) -> dict[str, Any]:
+        """Name what a job's function is called with, in the types that it declares."""
+        args, kwargs = self.signature.restore(job.arguments)
+        return self.signature.bind(tuple(args), kwargs)
+
+    def _refuse_other_work(self, before: Job, after: Job) -> None:
+        """Refuse an edit that changes the key or the version: both were fixed when the job was admitted."""
+        if before.key is None:
+            return
+        if self.policy is None:
+            raise InvalidCall(
+                f"Job {before.id} has a key that {self.name} does not make, so nobody can tell whether an "
+                f"edit would change it: enqueue it anew with {self.name}.enqueue(…)."
+            )
+        if self._identity(before) != self._identity(after):
+            raise InvalidCall(
+                f"The edit would change the key or the version of job {before.id}, which makes it other "
+                f"work: enqueue it anew with {self.name}.enqueue(…)."
+            )
+
+    def _identity(self, job: Job) -> tuple[bytes | None, int | None]:
+        """Tell the key and the version that a job's arguments would have now."""
+        task = self.options(queue=job.queue, meta=job.metadata)
+        assert task.policy is not None  # who asks has looked
+        try:
+            bound = self._called_with(job)
+        except (InvalidCall, TypeError, ValueError):  # which may be what it died of
+            bound = job.arguments
+        return task.key_of(bound, task.policy), version_of(bound, task.policy)
+
     def key_of(self, bound: Mapping[str, Any], policy: Unique) -> bytes | None:
         """Hash the dimensions of a call; None if a key function says that it is not unique."""
         if policy.key is None and not policy.queue and not policy.meta:
@@ -418,6 +470,23 @@ def check_declaration(task: Task[..., Any]) -> None:
         raise InvalidPolicy(f"{name}: priority={task.priority!r}: write a whole number; higher runs sooner.")
     if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
         raise InvalidPolicy(f"{name}: give_up_on={task.give_up_on!r}: write a tuple of exception classes.")
+
+    check_replay(task)
+
+
+def check_replay(task: Task[..., Any]) -> None:
+    """Refuse a replay that is none, or that would come after its letter is forgotten."""
+    replay = task.replay
+    if replay is None:
+        return
+    if not isinstance(replay, Replay):
+        raise InvalidPolicy(f"{task.name}: replay={replay!r}: write Replay(times=…, after=…).")
+    kept = {**task.app.retention, **task.retention}[State.DISCARDED]
+    if (longest := replay.delay(replay.times - 1)) >= kept:
+        raise InvalidPolicy(
+            f"{task.name}: a dead letter is forgotten after {spell(kept)}, before its replay after "
+            f"{spell(longest)}: write a shorter after= or cap=, or keep discarded jobs for longer."
+        )
 
 
 def _is_name(value: object) -> bool:

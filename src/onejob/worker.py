@@ -34,7 +34,8 @@ from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Sto
 from onejob.schedule import spell
 from onejob.signals import Cancel, Discard, RetryLater, Snooze
 from onejob.stores.contract import Lease, Step
-from onejob.transaction import ended, settlement
+from onejob.ticking import Ticker
+from onejob.transaction import settlement
 
 if TYPE_CHECKING:
     from onejob.app import App
@@ -45,7 +46,7 @@ log = logging.getLogger("onejob")
 LOOK_AGAIN = 5.0  # seconds at most between two looks for work
 WATCH_EVERY = 0.5  # seconds between looks for cancellation, and between writes of progress
 SWEEP_EVERY = 5.0
-PRUNE_EVERY = 3600.0
+PRUNE_EVERY = 60.0
 LONGEST_BACKOFF = 15.0
 SHORTEST_LEASE = timedelta(milliseconds=10)
 
@@ -99,6 +100,7 @@ class Worker:
         self._threads: ThreadPoolExecutor | None = None
         self._main: asyncio.Task[None] | None = None
         self._failing: set[str] = set()  # the chores that the store did not let through
+        self._ticker = Ticker(app)
         self.repaired = 0
         self.ended: Counter[str] = Counter()  # how many runs ended in each state, or were handed back or lost
 
@@ -133,6 +135,10 @@ class Worker:
         settling = asyncio.create_task(self._forever(self._settle, self._hurry))
         settling.add_done_callback(lambda _: self.stop(at_once=True))  # no run without a place for its result
         keeping = [asyncio.create_task(self._every(*chore)) for chore in self._chores()]
+        if self._drain:
+            await self._patiently(self._ticker.tick)
+        else:
+            keeping.append(asyncio.create_task(self._ticker.run(self._patiently)))
         try:
             await self._forever(self._feed, self._stopping)
             await self._finish_runs()
@@ -264,6 +270,7 @@ class Worker:
         run = Run(job, Context(self.app, job, deadline), job.lease_until)
         self._runs[job.id] = run
         run.task = asyncio.create_task(self._run(run))
+        run.task.add_done_callback(partial(self._clear, run))
 
     async def _run(self, run: Run) -> None:
         """Carry one leased job to a result. Never raises: a failure is a result."""
@@ -271,9 +278,23 @@ class Worker:
             result = await self._attempt(run)
         except asyncio.CancelledError as error:
             result = interrupted(run, error)
+        if run.context.settled is not None:
+            await self._tell_others([(run, result)], [run.context.settled])
+        self._leave(run, result)
+
+    def _clear(self, run: Run, task: asyncio.Task[None]) -> None:
+        """Leave a run that was stopped before its first step: none of it was executed, not even its end."""
+        if task.cancelled():
+            self._leave(run, interrupted(run, asyncio.CancelledError()))
+            self._settled.set()  # whoever waits for the last run may have looked already
+
+    def _leave(self, run: Run, result: Result) -> None:
+        """Free a run's place, and have its result written."""
         if self._runs.get(run.job.id) is run:  # we may have lost it and leased it again meanwhile
             del self._runs[run.job.id]
-        if run.stopped_for != "lost" or run.context.settled is not None:
+        if run.context.settled is not None:
+            self._note(run, result, run.context.settled)
+        elif run.stopped_for != "lost":
             self._ended.append((run, result))
             self._settled.set()
         self._wake.set()
@@ -284,7 +305,7 @@ class Worker:
         try:
             if run.job.blockers is not None:
                 run.context.blockers = await self.app.finished(run.job)
-            return await ended(run.context, await self._call(task, run))
+            return run.context.ended(await self._call(task, run))
         except RetryLater as signal:
             return Failed(describe(signal), after=signal.after)
         except Snooze as signal:
@@ -344,7 +365,7 @@ class Worker:
         self._settled.clear()
         ended, self._ended, self._writing = self._ended, [], self._ended
         try:
-            answers = await self._answers(ended)
+            answers = await self._write_results(ended)
             await self._tell_others(ended, answers)
         except BaseException:
             self._ended = ended + self._ended
@@ -355,23 +376,17 @@ class Worker:
         busy = [one for one, answer in zip(ended, answers, strict=True) if isinstance(answer, AdmissionBusy)]
         for (run, result), settled in zip(ended, answers, strict=True):
             if not isinstance(settled, AdmissionBusy):
-                self.ended[ending(result, settled)] += 1
-                tell(run.job, result, settled)
+                self._note(run, result, settled)
         if busy:  # somebody's open transaction relies on these jobs
             self._ended = busy + self._ended
             self._settled.set()
         self._wake.set()
         return bool(self._runs or self._ended) or not self._stopping.is_set()
 
-    async def _answers(self, ended: list[tuple[Run, Result]]) -> list[Job | AdmissionBusy | None]:
-        """Tell what became of runs; what a transaction of their own has not settled is written now."""
-        written = iter(await self._write_results([one for one in ended if one[0].context.settled is None]))
-        return [run.context.settled or next(written) for run, _ in ended]
-
     async def _tell_others(self, ended: list[tuple[Run, Result]], answers: list[Any]) -> None:
         """Tell jobs that wait for chains what has become of these; what fails here, the sweep does."""
         done = [
-            (run.context.completion or result, job)
+            (said(run, result, job), job)
             for (run, result), job in zip(ended, answers, strict=True)
             if isinstance(job, Job)
         ]
@@ -383,6 +398,10 @@ class Worker:
                 await self.app.expect_blockers(job)
         except StoreError as error:
             log.warning("worker %s cannot tell jobs that wait for others: %s", self.name, error)
+
+    def _note(self, run: Run, result: Result, settled: Job | None) -> None:
+        self.ended[ending(result, settled)] += 1
+        tell(run.job, result, settled)
 
     async def _write_results(self, ended: list[tuple[Run, Result]]) -> list[Job | AdmissionBusy | None]:
         """Settle runs together; if one of them cannot be written, each alone, and that one as a failure."""
@@ -485,8 +504,11 @@ class Worker:
                 "worker %s: jobs taken back: %d, successors repaired: %d", self.name, rescued, repaired
             )
 
+        await self.app.replay_due()
+
     async def _prune(self) -> None:
-        await self.app.prune()
+        await asyncio.sleep(random.uniform(0, PRUNE_EVERY / 4))  # noqa: S311 - so that workers come one by one
+        await self.app.prune_in_turn()
 
 
 def places(app: App, queues: Collection[str] | Mapping[str, int] | None, concurrency: int) -> dict[str, int]:
@@ -501,6 +523,13 @@ def places(app: App, queues: Collection[str] | Mapping[str, int] | None, concurr
             f"No queue is named {unknown[0]!r} (known: {known}): declare it with app.queue(…)."
         )
     return dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues, concurrency)
+
+
+def said(run: Run, result: Result, settled: Job) -> Result:
+    """Tell how a run ended for the store: as a transaction of its own has said, if that was committed."""
+    if settled.state is State.COMPLETED and run.context.completing:
+        return Completed(settled.result, run.context.continuation)
+    return result
 
 
 def continues(result: Result, settled: Job) -> Job | None:

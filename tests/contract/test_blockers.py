@@ -8,7 +8,6 @@ import pytest
 
 from onejob import App, Job, Outcome, Retry, State, Unique, batch, chain, current, group
 from onejob.app import admission_step
-from onejob.chains import completed
 from onejob.context import Context
 from onejob.errors import BlockerCycle, InvalidCall, JobCancelled, JobFailed, UnknownJob
 from onejob.job import Trait
@@ -423,10 +422,9 @@ async def test_a_continuation_may_not_wait_for_its_own_successor(app: App) -> No
     running = await start(app)
     context = Context(app, running, None)
     behind = await inside(app, running, loop.enqueue)
-    context.continue_with(add.options(after=behind).call())
     assert (behind.outcome, one.job.id) == (Outcome.RERUN, running.id)
     with pytest.raises(BlockerCycle, match="its own chain"):
-        await completed(context, None)
+        context.continue_with(add.options(after=behind).call())
 
 
 # ── continuing and waiting ────────────────────────────────────────────────────────────────────────

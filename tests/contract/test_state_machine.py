@@ -35,7 +35,7 @@ from hypothesis.stateful import (
 )
 from redis import Redis
 
-from onejob import App, Job, Retry, State, Unique, lifecycle
+from onejob import App, Job, Replay, Retry, State, Unique, lifecycle
 from onejob.app import admission_step
 from onejob.decide import Request, make, merged, replay
 from onejob.errors import OnejobError
@@ -47,6 +47,7 @@ from onejob.stores.redis.store import RedisStore
 from onejob.stores.sql.postgres.store import PostgresStore
 from onejob.stores.sql.sqlite import SQLiteStore
 from onejob.testing import Clock
+from onejob.tick import Tick, begin, last_tick, reset, tick
 
 DEEP = os.environ.get("ONEJOB_HYPOTHESIS") == "deep"
 
@@ -54,7 +55,9 @@ pytestmark = pytest.mark.timeout(36_000 if DEEP else 900)  # shrinking a failure
 
 TENANTS = {b"a" * 32: "", b"b" * 32: "", b"c" * 32: "tenant"}  # a key belongs to one namespace
 KEYS = tuple(TENANTS)
+SCHEDULED = b"s" * 32  # the key of a schedule, which only ticks ask for
 TASKS = ("index", "mail")
+REPLAY = Replay(times=2, after=2, factor=2, cap=4)
 QUEUES = ("default", "bulk")
 WINDOWS = (3, 20)
 ALL = 100_000
@@ -117,6 +120,9 @@ def policies(draw: st.DrawFn) -> Unique:
     if "merge" in chosen and chosen.get("on_active") == "cancel":
         chosen["on_active"] = "rerun"
     return Unique(**chosen)
+
+
+overlaps = st.none() | policies().filter(lambda policy: policy.version is None and policy.merge is None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -192,13 +198,13 @@ async def everything(store: Store) -> dict[str, Any]:
     jobs, stranded, *rest = await asyncio.gather(
         store.find(Filter(limit=ALL)),
         store.find(Filter(stranded=True, limit=ALL)),
-        *(store.look(key) for key in KEYS),
+        *(store.look(key) for key in (*KEYS, SCHEDULED)),
         *(store.counts(namespace) for namespace in ("", "tenant")),
         *(store.tallies(namespace) for namespace in ("", "tenant")),
         *(store.next_due(namespace) for namespace in ("", "tenant")),
     )
     names = [
-        *(f"key {key[:1].decode()}" for key in KEYS),
+        *(f"key {key[:1].decode()}" for key in (*KEYS, SCHEDULED)),
         *(f"{verb} of {space!r}" for verb in ("counts", "tallies", "next due") for space in ("", "tenant")),
     ]
     found = {job.id: job for job in cast("list[Job]", jobs)}
@@ -395,7 +401,7 @@ class StoresAgree(RuleBasedStateMachine):
     def app_of(self, store: Store) -> App:
         app = App("memory://", store=store)
         for name in TASKS:
-            app.task(name=name, unique=MERGING)(handler)
+            app.task(name=name, unique=MERGING, replay=REPLAY)(handler)
         return app
 
     def teardown(self) -> None:
@@ -482,9 +488,30 @@ class StoresAgree(RuleBasedStateMachine):
     @rule(wish=wishes(keys=KEYS), which=st.integers(0, 5), own=st.booleans())
     def enqueue_inside_a_run(self, wish: Wish, which: int, *, own: bool) -> None:
         running = self.some(which, active=True)
-        if own and running.key is not None:
+        if own and running.key in KEYS:
             wish = Wish(**{**vars(wish), "key": running.key})
         self.apply(admission_step(self.request(wish, running)))
+
+    @precondition(lambda self: bool(self.schedule_has_begun()))
+    @rule(policy=overlaps, ahead=st.integers(1, 3), late=rarely, runs=st.booleans())
+    def tick(self, policy: Unique | None, ahead: int, *, late: bool, runs: bool) -> None:
+        """Make a schedule's next tick; late is who saw the schedule before somebody else's tick."""
+        since = self.schedule_has_begun()
+        assert since is not None
+        one = Tick(since + timedelta(seconds=ahead), since - timedelta(seconds=late), runs=True)
+        wish = Wish(SCHEDULED, policy or Unique(), [], 1, TASKS[0], QUEUES[0], 0, 2, None, None, force=False)
+        asked = msgspec.structs.replace(self.request(wish), policy=policy, run_at=one.at)
+        asked = msgspec.structs.replace(asked, meta=msgspec.json.encode({"tick": one.at}), version=None)
+        act = partial(tick, key=SCHEDULED, one=one, request=asked if runs else None)
+        [answer] = self.apply(Step(act, key=SCHEDULED))
+        assert (answer is None) == late
+
+    @rule(again=st.booleans())
+    def begin_a_schedule(self, *, again: bool) -> None:
+        self.apply(Step(partial(reset if again else begin, key=SCHEDULED), key=SCHEDULED))
+
+    def schedule_has_begun(self) -> datetime | None:
+        return last_tick(self.runner.run(self.memory.store.look(SCHEDULED)).mark)
 
     # ── working ───────────────────────────────────────────────────────────────────────────────────
 
@@ -592,8 +619,18 @@ class StoresAgree(RuleBasedStateMachine):
         assert repaired == 0
 
     @rule()
-    def prune(self) -> None:
-        self.both(lambda app: app.prune())
+    def replay_due(self) -> None:
+        self.revived |= {job.id for job in self.jobs.values() if job.returns_at is not None}
+        self.both(replay_due)
+
+    @rule(tenant=st.sampled_from(["", "tenant"]))
+    def prune(self, tenant: str) -> None:
+        self.both(lambda app: App(store=app.store, namespace=tenant).prune())
+
+    @rule(limit=st.integers(1, 4), task=st.none() | st.sampled_from(TASKS))
+    def list_dead(self, limit: int, task: str | None) -> None:
+        self.both(lambda app: app.dead(limit=limit, task=task))
+        self.both(lambda app: app.dead_groups(task=task))
 
     @rule(times=st.integers(1, 3), key=st.sampled_from(KEYS), outcome=st.sampled_from(["kept", "stale"]))
     def tally(self, times: int, key: bytes, outcome: str) -> None:
@@ -684,10 +721,18 @@ async def answered(act: Callable[[App], Awaitable[Any]], app: App) -> Any:
         return refusal
 
 
+async def replay_due(app: App) -> Any:
+    """Let dead letters come back, and write down at once which could not."""
+    outcomes = await app.replay_due()
+    app.ledger.flush()
+    return outcomes
+
+
 def settlement(job: Job, result: Result) -> Step:
     """Make the step that settles a run, as the worker makes it."""
     merge = partial(merged, policy=MERGING)
-    return Step(partial(lifecycle.settle, token=job.token, result=result, merge=merge), job.id)
+    act = partial(lifecycle.settle, token=job.token, result=result, merge=merge, replay=REPLAY)
+    return Step(act, job.id)
 
 
 def handler(items: list[int], n: int, seq: int) -> None:

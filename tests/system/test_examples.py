@@ -66,6 +66,14 @@ SHOWS = {
         "any, after the window: created",
         "explain: kept, because The same work is already completed; the policy keeps it.",
     ],
+    "schedules": [
+        "it runs at 02:30 every day, Europe/Berlin time",
+        "next: 2026-03-29 03:00:00+02:00",
+        "back up for 2026-03-29T01:00:00+00:00",
+        "back up for 2026-04-05T00:30:00+00:00",
+        "ticks that came to no job: {'missed': 6}",
+        "not paused: ['hourly']",
+    ],
     "dimensions": [
         "task only: kept",
         "queue, the same: kept",

@@ -57,7 +57,10 @@ class Filter:
     held: bool = False  # holds a key, or waits behind one that does
     chain_id: str | None = None
     leased_until: datetime | None = None  # active, with a lease that ends by then
-    ended_before: datetime | None = None
+    ended_before: datetime | None = None  # in the one state that is named, of a namespace; by when they ended
+    beyond: tuple[datetime, str] | None = None  # with that: what comes after this time and id
+    besides: Collection[str] = ()  # with that: not of these tasks
+    returns_by: datetime | None = None  # a task's dead letters that are to come back by then; earliest first
     stranded: bool = False  # pending behind a predecessor that is gone
     awaits: Collection[str] = ()  # pending until one of these chains has ended, among others
     blocked: bool = False  # pending until some chains have ended
@@ -196,6 +199,9 @@ class Store(Protocol):
 
     async def tallies(self, namespace: str) -> list[Tally]:
         """Read the counters of absorbed requests."""
+
+    async def fold(self, namespace: str) -> int:
+        """Add the counters of jobs that are gone to those of no job (""), and tell how many there were."""
 
     async def next_due(self, namespace: str) -> datetime | None:
         """Tell when the next scheduled or retryable job is due."""

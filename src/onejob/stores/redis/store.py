@@ -151,6 +151,10 @@ class RedisStore:
         """Read the counters."""
         return await self._await(reading.tallies(namespace, self._ground))
 
+    async def fold(self, namespace: str) -> int:
+        """Add the counters of jobs that are gone to those of no job."""
+        return await self._await(reading.fold(namespace, self._ground))
+
     async def next_due(self, namespace: str) -> datetime | None:
         """Tell when the next timed job is due."""
         return await self._await(reading.next_due(namespace, self._ground))

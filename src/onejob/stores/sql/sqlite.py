@@ -29,6 +29,7 @@ from onejob.stores.sql import block, flows, health
 from onejob.stores.sql.engine import Engine, Synchronous, ask
 from onejob.stores.sql.faults import translated, translating
 from onejob.stores.sql.flows import Plan, drive
+from onejob.stores.sql.rows import Row
 from onejob.stores.sql.schema import SCHEMA, script_after
 
 T = TypeVar("T")
@@ -192,6 +193,14 @@ class SQLiteStore:
         tallies: list[Tally] = await self._read(lambda _: flows.tallies(namespace))
         return tallies
 
+    async def fold(self, namespace: str) -> int:
+        """Add the counters of jobs that are gone to those of no job; they are looked for outside the lock."""
+        folded = 0
+        while gone := await self._read(lambda _: flows.orphans(namespace)):
+            await self._submit(partial(_fold, gone))
+            folded += len(gone)
+        return folded
+
     async def next_due(self, namespace: str) -> datetime | None:
         """Tell when the next timed job is due."""
         due: datetime | None = await self._read(lambda _: flows.next_due(namespace))
@@ -268,6 +277,10 @@ class SQLiteStore:
             engine, self._engine = self._engine, None
         if engine is not None and engine.generation == generation():
             await asyncio.to_thread(engine.close)
+
+
+def _fold(counters: Sequence[Row], _now: datetime) -> flows.Flow[None]:
+    return flows.fold(counters)
 
 
 def _apply(steps: Sequence[Step], engine: Engine) -> list[Any]:

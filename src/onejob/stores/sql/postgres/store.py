@@ -175,6 +175,13 @@ class PostgresStore:
         """Read the counters."""
         return await self._read(lambda _: common.tallies(namespace))
 
+    async def fold(self, namespace: str) -> int:
+        """Add the counters of jobs that are gone to those of no job."""
+        folded = 0
+        while gone := await self._read(lambda _: flows.fold(namespace)):
+            folded += gone
+        return folded
+
     async def next_due(self, namespace: str) -> datetime | None:
         """Tell when the next timed job is due."""
         return await self._read(lambda _: common.next_due(namespace))
