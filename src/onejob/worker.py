@@ -35,7 +35,7 @@ from onejob.schedule import spell
 from onejob.signals import Cancel, Discard, RetryLater, Snooze
 from onejob.stores.contract import Lease, Step
 from onejob.ticking import Ticker
-from onejob.transaction import settlement
+from onejob.transaction import ended, settlement
 
 if TYPE_CHECKING:
     from onejob.app import App
@@ -278,8 +278,6 @@ class Worker:
             result = await self._attempt(run)
         except asyncio.CancelledError as error:
             result = interrupted(run, error)
-        if run.context.settled is not None:
-            await self._tell_others([(run, result)], [run.context.settled])
         self._leave(run, result)
 
     def _clear(self, run: Run, task: asyncio.Task[None]) -> None:
@@ -292,9 +290,7 @@ class Worker:
         """Free a run's place, and have its result written."""
         if self._runs.get(run.job.id) is run:  # we may have lost it and leased it again meanwhile
             del self._runs[run.job.id]
-        if run.context.settled is not None:
-            self._note(run, result, run.context.settled)
-        elif run.stopped_for != "lost":
+        if run.stopped_for != "lost" or run.context.settled is not None:
             self._ended.append((run, result))
             self._settled.set()
         self._wake.set()
@@ -305,7 +301,7 @@ class Worker:
         try:
             if run.job.blockers is not None:
                 run.context.blockers = await self.app.finished(run.job)
-            return run.context.ended(await self._call(task, run))
+            return ended(run.context, await self._call(task, run))
         except RetryLater as signal:
             return Failed(describe(signal), after=signal.after)
         except Snooze as signal:
@@ -365,7 +361,7 @@ class Worker:
         self._settled.clear()
         ended, self._ended, self._writing = self._ended, [], self._ended
         try:
-            answers = await self._write_results(ended)
+            answers = await self._answers(ended)
             await self._tell_others(ended, answers)
         except BaseException:
             self._ended = ended + self._ended
@@ -376,17 +372,23 @@ class Worker:
         busy = [one for one, answer in zip(ended, answers, strict=True) if isinstance(answer, AdmissionBusy)]
         for (run, result), settled in zip(ended, answers, strict=True):
             if not isinstance(settled, AdmissionBusy):
-                self._note(run, result, settled)
+                self.ended[ending(result, settled)] += 1
+                tell(run.job, result, settled)
         if busy:  # somebody's open transaction relies on these jobs
             self._ended = busy + self._ended
             self._settled.set()
         self._wake.set()
         return bool(self._runs or self._ended) or not self._stopping.is_set()
 
+    async def _answers(self, ended: list[tuple[Run, Result]]) -> list[Job | AdmissionBusy | None]:
+        """Tell what became of runs; what a transaction of their own has not settled is written now."""
+        written = iter(await self._write_results([one for one in ended if one[0].context.settled is None]))
+        return [run.context.settled or next(written) for run, _ in ended]
+
     async def _tell_others(self, ended: list[tuple[Run, Result]], answers: list[Any]) -> None:
         """Tell jobs that wait for chains what has become of these; what fails here, the sweep does."""
         done = [
-            (said(run, result, job), job)
+            (run.context.completion or result, job)
             for (run, result), job in zip(ended, answers, strict=True)
             if isinstance(job, Job)
         ]
@@ -398,10 +400,6 @@ class Worker:
                 await self.app.expect_blockers(job)
         except StoreError as error:
             log.warning("worker %s cannot tell jobs that wait for others: %s", self.name, error)
-
-    def _note(self, run: Run, result: Result, settled: Job | None) -> None:
-        self.ended[ending(result, settled)] += 1
-        tell(run.job, result, settled)
 
     async def _write_results(self, ended: list[tuple[Run, Result]]) -> list[Job | AdmissionBusy | None]:
         """Settle runs together; if one of them cannot be written, each alone, and that one as a failure."""
@@ -523,13 +521,6 @@ def places(app: App, queues: Collection[str] | Mapping[str, int] | None, concurr
             f"No queue is named {unknown[0]!r} (known: {known}): declare it with app.queue(…)."
         )
     return dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues, concurrency)
-
-
-def said(run: Run, result: Result, settled: Job) -> Result:
-    """Tell how a run ended for the store: as a transaction of its own has said, if that was committed."""
-    if settled.state is State.COMPLETED and run.context.completing:
-        return Completed(settled.result, run.context.continuation)
-    return result
 
 
 def continues(result: Result, settled: Job) -> Job | None:

@@ -106,8 +106,8 @@ async def test_two_hundred_kills_leave_every_effect_exactly_once(
             await asyncio.sleep(0.05)
     assert books.execute(UNPAID).fetchall() == []
     jobs = await till.app.jobs(limit=1_000_000)
-    begun, followed = range(ROUNDS * JOBS), [following(n) for n in range(0, ROUNDS * JOBS, 3)]
-    assert Counter(job.arguments["n"] for job in jobs) == Counter([*begun, *followed])
+    paid, followed = range(ROUNDS * JOBS), [following(n) for n in range(0, ROUNDS * JOBS, 3)]
+    assert Counter(job.arguments["n"] for job in jobs) == Counter([*paid, *followed])
     assert {job.state for job in jobs} == {State.COMPLETED}
     assert {job.id: job.arguments["n"] for job in jobs} == dict(books.execute("SELECT job, n FROM ledger"))
     assert all(job.result == str(job.arguments["n"]).encode() for job in jobs)
