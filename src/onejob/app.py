@@ -24,11 +24,13 @@ from onejob.errors import (
     OnejobError,
     PayloadMismatch,
     UnknownJob,
+    UnknownQueue,
     UnknownTask,
     WeakStore,
 )
 from onejob.fluent import Fluent
 from onejob.job import INCOMPLETE, Job, Retry, State, View
+from onejob.limits import PAUSED, Queue, Rate, declare
 from onejob.move import Moved, Tell, move
 from onejob.observe.doctor import examine
 from onejob.observe.ledger import Ledger
@@ -109,7 +111,7 @@ class App:
         self.retention = _retention(retention or {})
         self.store = store or open_store(url, duration(admission_timeout).total_seconds())
         self.tasks: dict[str, Task[..., Any]] = {}
-        self.queues: dict[str, int | None] = {"default": None}
+        self.queues: dict[str, Queue] = {"default": Queue(name="default")}
         self.portal = Portal()
         self.ledger = Ledger(self.store)
         self.log = log
@@ -132,6 +134,8 @@ class App:
         timeout: Duration | None = None,
         priority: int = 0,
         give_up_on: tuple[type[Exception], ...] = (),
+        expires_in: Duration | None = None,
+        partition: str | Callable[..., object] | None = None,
     ) -> _Register: ...
     def task(
         self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **policies: Any
@@ -147,17 +151,31 @@ class App:
         if name in self.tasks:
             raise InvalidPolicy(f"Two tasks are named {name!r}: give one of them another name=.")
         task: Task[..., Any] = Task(self, function, name=name, **policies)
-        self.queues.setdefault(task.queue, None)
+        self.queues.setdefault(task.queue, Queue(name=task.queue))
         self.tasks[name] = task
         return task
 
-    def queue(self, name: str, *, concurrency: int | None = None) -> None:
-        """Declare a queue, and how many of its jobs may be active at once over all workers."""
-        if concurrency is not None and concurrency < 1:
-            raise InvalidPolicy(
-                f"queue({name!r}, concurrency={concurrency}): allow at least one, or leave it out."
-            )
-        self.queues[name] = concurrency
+    def queue(
+        self,
+        name: str,
+        *,
+        concurrency: int | None = None,
+        partition_concurrency: int | None = None,
+        rate: str | tuple[int, Duration] | Rate | None = None,
+        max_depth: int | None = None,
+    ) -> None:
+        """Declare a queue and its limits, which hold over all workers.
+
+        `concurrency` is how many of its jobs run at once, `partition_concurrency` how many of them of one
+        partition, `rate` how many start in a span of time ("100/1m"), `max_depth` how many may wait.
+        """
+        self.queues[name] = declare(
+            name,
+            concurrency=concurrency,
+            partition_concurrency=partition_concurrency,
+            rate=rate,
+            max_depth=max_depth,
+        )
 
     def check_strength(self, task: str, policy: Unique) -> None:
         """Refuse a task that demands more than the store declares."""
@@ -413,7 +431,11 @@ class App:
         )
 
     async def sweep(self) -> tuple[int, int]:
-        """Take back jobs of dead workers and promote stranded successors; tell how many of each."""
+        """Take back jobs of dead workers and promote stranded successors; tell how many of each.
+
+        Jobs that did not start in time are ended, too.
+        """
+        await self.discard_late()
         expired = await self.store.find(
             Filter(leased_until=self.store.now(), limit=PRUNED_AT_ONCE, newest_first=False)
         )
@@ -423,6 +445,19 @@ class App:
         )
         repaired = await self.store.apply([Step(lifecycle.repair, job.id) for job in stranded])
         return sum(job is not None for job in rescued), sum(job is not None for job in repaired)
+
+    async def discard_late(self) -> int:
+        """End waiting jobs that have expired, in bounded batches; tell how many."""
+        ended = 0
+        while True:
+            late = await self.store.find(
+                Filter(late_by=self.store.now(), limit=PRUNED_AT_ONCE, newest_first=False)
+            )
+            answers = await self.store.apply([Step(lifecycle.discard_late, job.id) for job in late])
+            done = sum(isinstance(job, Job) for job in answers)
+            ended += done
+            if len(late) < PRUNED_AT_ONCE or not done:
+                return ended
 
     async def prune(self) -> int:
         """Forget ended jobs past their retention, in bounded batches; tell how many went."""
@@ -445,6 +480,25 @@ class App:
             skipped += len(answers) - deleted  # tombstones stay where they are
             if len(found) < PRUNED_AT_ONCE:
                 return gone
+
+    # ── looking after queues ──────────────────────────────────────────────────────────────────────
+
+    async def pause(self, queue: str) -> None:
+        """Let no worker start jobs of a queue until it is resumed; those that run finish."""
+        if self.tasks and queue not in self.queues:
+            known = ", ".join(sorted(self.queues))
+            raise UnknownQueue(
+                f"No queue is named {queue!r} (known: {known}): declare it with app.queue({queue!r})."
+            )
+        await self.store.put_setting(self.namespace, PAUSED, queue, self.store.now().isoformat().encode())
+
+    async def resume(self, queue: str) -> None:
+        """Let workers start jobs of a queue again, at once."""
+        await self.store.put_setting(self.namespace, PAUSED, queue, None)
+
+    async def paused(self) -> frozenset[str]:
+        """Name the queues that are paused."""
+        return frozenset(await self.store.settings(self.namespace, PAUSED))
 
     # ── looking after the store ───────────────────────────────────────────────────────────────────
 

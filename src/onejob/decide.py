@@ -14,7 +14,7 @@ import msgspec
 
 from onejob import lifecycle
 from onejob.errors import MergeFailed
-from onejob.job import WAITING, Changes, Job, Mark, Retry, State, Trait, View, alter, fingerprint
+from onejob.job import UNSTARTED, WAITING, Changes, Job, Mark, Retry, State, Trait, View, alter, fingerprint
 from onejob.lifecycle import due, hold, holding, phase, supersede
 from onejob.merge import combine
 from onejob.policy import Unique
@@ -36,7 +36,6 @@ class Outcome(StrEnum):
 Refusal = Literal["duplicate", "mismatch", "merge"]
 
 DEDUPLICATED = frozenset({Outcome.KEPT, Outcome.UPDATED, Outcome.RERUN, Outcome.REJECTED, Outcome.STALE})
-UNSTARTED = WAITING | {State.RETRYABLE}  # no run is under way, in a chain none has been
 
 
 # ── the request and the verdict ───────────────────────────────────────────────────────────────────
@@ -64,6 +63,9 @@ class Request(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     force: bool = False
     parent_id: str | None = None
     running_chain: str | None = None  # the chain inside whose run the request was made
+    expires_at: datetime | None = None
+    expires_in: timedelta | None = None
+    partition: str | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
@@ -282,6 +284,8 @@ def refresh(request: Request, policy: Unique, view: View, standing: Job) -> Chan
         meta=newer.meta,
         payload_digest=newer.payload_digest,
         version=standing.version if newer.version is None else newer.version,
+        expires_at=newer.expires_at,  # the newest request says how long it is worth running
+        partition=newer.partition,
         **renamed(policy, newer),
     )
     updated = postponed(policy, view, updated)
@@ -395,6 +399,8 @@ def make(request: Request, now: datetime) -> Job:
         version=None if policy is not None and policy.shadow else request.version,
         chain_id=request.id,
         parent_id=request.parent_id,
+        expires_at=request.expires_at if request.expires_in is None else now + request.expires_in,
+        partition=request.partition,
     )
 
 
@@ -517,6 +523,7 @@ def revive(job: Job, view: View) -> Changes:
         reason=None,
         superseded_by=None,
         cancel_requested=False,
+        expires_at=None if lifecycle.too_late(job, view.now) else job.expires_at,
     )
     alive = hold(alive, view.now) if job.holds else alive
     marks = job.version is not None or bool(job.traits & Trait.NEWEST_WINS)

@@ -15,6 +15,7 @@ from onejob.context import Context, enter
 from onejob.fluent import Fluent
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
 from onejob.stores.contract import Filter, Lease, Step
+from onejob.worker import limits
 
 T = TypeVar("T")
 Policy = Unique | Fluent | bool | None
@@ -53,7 +54,7 @@ async def lease(app: App, *, total: int = 1000, worker: str = "worker") -> list[
             total=total,
             duration=LEASE,
             tasks=app.tasks.keys(),
-            limits={queue: most for queue, most in app.queues.items() if most is not None},
+            **limits(app.queues.values()),
         )
     )
 

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import msgspec
 
-from onejob.job import Job, State
+from onejob.job import UNSTARTED, Job, State
 from onejob.stores.contract import Filter
 
 
@@ -22,6 +22,7 @@ def matches(job: Job, wanted: Filter) -> bool:
         and (wanted.chain_id is None or job.chain_id == wanted.chain_id)
         and (wanted.leased_until is None or _lease_ends(job, wanted.leased_until))
         and (wanted.ended_before is None or _ended(job, wanted.ended_before))
+        and (wanted.late_by is None or _late(job, wanted.late_by))
         and (not wanted.blocked or _blocked(job))
         and (not wanted.awaits or (_blocked(job) and not awaited(job).isdisjoint(wanted.awaits)))
     )
@@ -38,6 +39,10 @@ def awaited(job: Job) -> set[str]:
 
 def _lease_ends(job: Job, by: datetime) -> bool:
     return job.state is State.ACTIVE and job.lease_until is not None and job.lease_until <= by
+
+
+def _late(job: Job, by: datetime) -> bool:
+    return job.state in UNSTARTED and job.expires_at is not None and job.expires_at <= by
 
 
 def _ended(job: Job, before: datetime) -> bool:

@@ -7,7 +7,8 @@ await, a caller's own connection in the caller's thread.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import groupby
@@ -17,9 +18,12 @@ import msgspec
 
 from onejob.job import Changes, Job, State, Trait, View
 from onejob.lifecycle import mature, rank, start
+from onejob.lifecycle import too_late as is_late
+from onejob.limits import Rate
 from onejob.stores.book import Book
 from onejob.stores.contract import Counts, Filter, Lease, Step, Tally
 from onejob.stores.sql.rows import (
+    MICROSECOND,
     STATES,
     Row,
     instant,
@@ -34,6 +38,9 @@ from onejob.stores.sql.rows import (
 
 T = TypeVar("T")
 MATURED_AT_ONCE = 1000
+LOOKED_PAST = (
+    30  # jobs of crowded partitions at the head of a line, before the other partitions are asked for
+)
 
 
 class Ask(NamedTuple):
@@ -167,19 +174,24 @@ def write(ledger: Ledger) -> Flow[None]:
 def lease(wanted: Lease, now: datetime) -> Flow[list[Job]]:
     """Make due jobs available, then start the best of them."""
     yield from ripen(now)
-    return (yield from start_best(wanted, partial(begin, wanted=wanted, now=now)))
+    return (yield from start_best(wanted, now, partial(begin, wanted=wanted, now=now)))
 
 
 def start_best(
-    wanted: Lease, begin: Callable[[Sequence[Job]], Flow[list[Job]]], before: Sequence[Job] = ()
+    wanted: Lease,
+    now: datetime,
+    begin: Callable[[Sequence[Job]], Flow[list[Job]]],
+    before: Sequence[Job] = (),
 ) -> Flow[list[Job]]:
     """Start the best of what is due, until there is no room or nothing left."""
     started = list(before)
     while len(started) < wanted.total:
-        candidates = yield from due(wanted, started)
+        candidates = yield from due(wanted, started, now)
         if not candidates:
             break
-        started += yield from begin(candidates)
+        begun = yield from begin(candidates)
+        yield from note_starts(begun, wanted, now)
+        started += begun
     return started
 
 
@@ -192,16 +204,51 @@ def ripen(now: datetime) -> Flow[None]:
     yield from write(ledger)
 
 
-def due(wanted: Lease, started: Sequence[Job]) -> Flow[list[Job]]:
+def due(wanted: Lease, started: Sequence[Job], now: datetime) -> Flow[list[Job]]:
     """Read the best available jobs, as many as each queue has room for."""
-    tasks = names(sorted(wanted.tasks))
     found: list[Job] = []
     for queue in wanted.queues:
-        room = yield from room_in(queue, wanted, started)
-        if room > 0:
-            rows = yield Ask("available_in_queue", (wanted.namespace, queue, tasks, room))
-            found.extend(read_job(row) for row in rows)
+        room = yield from room_in(queue, wanted, started, now)
+        if room > 0 and queue in wanted.shares:
+            found += yield from fair_share(queue, room, wanted)
+        elif room > 0:
+            found += yield from first_in_line(queue, room, wanted)
     return best(found, wanted.total - len(started), wanted)
+
+
+def first_in_line(queue: str, room: int, wanted: Lease) -> Flow[list[Job]]:
+    """Read the best available jobs of a queue."""
+    tasks = names(sorted(wanted.tasks))
+    rows = yield Ask("available_in_queue", (wanted.namespace, queue, tasks, room))
+    return [read_job(row) for row in rows]
+
+
+def fair_share(queue: str, room: int, wanted: Lease) -> Flow[list[Job]]:
+    """Read the best available jobs of a queue whose partitions have room.
+
+    Most often they stand at the head of the line; if a crowded partition fills that, the others are asked
+    for one by one, so that nobody has to read through the crowd.
+    """
+    most, ahead = wanted.shares[queue], 2 * room + LOOKED_PAST
+    taken = dict((yield Ask("active_in_shares", (wanted.namespace, queue))))
+    line = yield from first_in_line(queue, ahead, wanted)
+    if len(found := with_room(line, taken, most)[:room]) == room or len(line) < ahead:
+        return found
+    crowded = names(name for name, number in taken.items() if number >= most)
+    surplus = sum(number for number in taken.values() if number < most)
+    given = (wanted.namespace, queue, names(sorted(wanted.tasks)), crowded, most, room + surplus)
+    rows = yield Ask("available_in_shares", given)
+    return with_room([read_job(row) for row in rows], taken, most)[:room]
+
+
+def with_room(line: Iterable[Job], active: Mapping[str, int], most: int) -> list[Job]:
+    """Keep those jobs whose partition has room for them and for those before them."""
+    taken, kept = Counter(active), list[Job]()
+    for job in line:
+        if not job.partition or taken[job.partition] < most:
+            kept.append(job)
+            taken[job.partition or ""] += 1
+    return kept
 
 
 def offers(wanted: Lease) -> list[Ask]:
@@ -220,14 +267,26 @@ def best(found: list[Job], room: int, wanted: Lease) -> list[Job]:
     return found if len(found) <= room and len(wanted.queues) == 1 else heapq.nsmallest(room, found, key=rank)
 
 
-def room_in(queue: str, wanted: Lease, started: Sequence[Job]) -> Flow[int]:
+def room_in(queue: str, wanted: Lease, started: Sequence[Job], now: datetime) -> Flow[int]:
     """Count how many more jobs of a queue may start."""
     taken = sum(job.queue == queue for job in started)
     room = min(wanted.queues[queue] - taken, wanted.total - len(started))
     if queue in wanted.limits and room > 0:
         [[active]] = yield Ask("active_in_queue", (wanted.namespace, queue))
         room = min(room, wanted.limits[queue] - active)
+    if queue in wanted.rates and room > 0:
+        rate = wanted.rates[queue]
+        yield Ask("forget_starts", (wanted.namespace, queue, micros(now - rate.per)))
+        [[begun]] = yield Ask("starts_in_queue", (wanted.namespace, queue))
+        room = min(room, rate.times - begun)
     return room
+
+
+def note_starts(begun: Sequence[Job], wanted: Lease, now: datetime) -> Flow[None]:
+    """Write down when jobs of queues with a rate have started."""
+    for job in begun:
+        if job.queue in wanted.rates:
+            yield Ask("insert_start", (job.namespace, job.queue, micros(job.started_at or now)))
 
 
 def begin(candidates: Sequence[Job], wanted: Lease, now: datetime) -> Flow[list[Job]]:
@@ -253,14 +312,15 @@ def start_in(
         waiting = len(book.nexts)
         leased = book.run(Step(act, job.id), now, record)
         started.extend([leased] if leased is not None else [])
-        if leased is None or len(book.nexts) < waiting:
+        ended = leased is None and not is_late(job, now)
+        if ended or len(book.nexts) < waiting:
             break
     return started
 
 
 def may_let_go(job: Job) -> bool:
     """Tell whether starting this job may free its key or end it."""
-    return needs_mark(job) or bool(job.traits & Trait.RELEASES_AT_START)
+    return needs_mark(job) or bool(job.traits & Trait.RELEASES_AT_START) or job.expires_at is not None
 
 
 # ── reading ───────────────────────────────────────────────────────────────────────────────────────
@@ -313,6 +373,8 @@ def question(wanted: Filter) -> Ask:
         return Ask("find_by_key", (*given, wanted.held, wanted.newest_first, wanted.limit, wanted.offset))
     if wanted.leased_until is not None:
         return Ask("find_expired", (micros(wanted.leased_until), wanted.limit))
+    if wanted.late_by is not None:
+        return Ask("find_late", (micros(wanted.late_by), wanted.limit, wanted.offset))
     if wanted.ended_before is not None:
         states = [state for state in State if not wanted.states or state in wanted.states]
         return Ask("find_ended", (micros(wanted.ended_before), names(states), wanted.limit, wanted.offset))
@@ -367,10 +429,15 @@ def tallies(namespace: str) -> Flow[list[Tally]]:
     return [read_tally(row) for row in rows]
 
 
-def next_due(namespace: str) -> Flow[datetime | None]:
-    """Tell when the next timed job is due."""
+def next_due(namespace: str, rates: Mapping[str, Rate] | None, now: datetime) -> Flow[datetime | None]:
+    """Tell when the next timed job is due, or a queue may start one again."""
     [[run_at]] = yield Ask("next_due", (namespace,))
-    return instant(run_at)
+    times = [] if run_at is None else [run_at]
+    for queue, rate in (rates or {}).items():
+        given = (namespace, queue, micros(now - rate.per), rate.times - 1)
+        for [at] in (yield Ask("decisive_start", given)):
+            times.append(at + rate.per // MICROSECOND)
+    return instant(min(times, default=None))
 
 
 def anything_due(namespace: str, now: datetime) -> Flow[bool]:

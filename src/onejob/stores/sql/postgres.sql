@@ -259,6 +259,11 @@ LIMIT $7::bigint OFFSET $8::bigint;
 SELECT * FROM onejob_jobs WHERE state = 'active' AND lease_until <= $1::bigint
 ORDER BY lease_until LIMIT $2::bigint;
 
+-- name: find_late
+SELECT * FROM onejob_jobs
+WHERE expires_at <= $1::bigint AND state IN ('scheduled', 'available', 'pending', 'retryable')
+ORDER BY expires_at LIMIT $2::bigint OFFSET $3::bigint;
+
 -- name: find_ended
 SELECT * FROM onejob_jobs
 WHERE finished_at < $1::bigint AND state IN (SELECT json_array_elements_text($2::text::json))
@@ -332,7 +337,37 @@ ORDER BY run_at LIMIT $2::bigint FOR UPDATE SKIP LOCKED;
 SELECT * FROM onejob_jobs
 WHERE state = 'available' AND namespace = $1::text AND queue = $2::text
     AND task IN (SELECT json_array_elements_text($3::text::json))
+    AND NOT EXISTS (
+        SELECT 1 FROM onejob_settings WHERE namespace = $1::text AND kind = 'paused' AND name = $2::text
+    )
 ORDER BY priority DESC, run_at, place LIMIT $4::bigint FOR UPDATE OF onejob_jobs SKIP LOCKED;
+
+-- name: available_in_shares
+-- The best jobs of every partition that has room: one look per partition, however long the others' lines are.
+WITH RECURSIVE share (name) AS (
+    SELECT min(partition) FROM onejob_jobs
+    WHERE state = 'available' AND namespace = $1::text AND queue = $2::text AND partition IS NOT NULL
+    UNION ALL
+    SELECT (
+        SELECT min(partition) FROM onejob_jobs
+        WHERE state = 'available' AND namespace = $1::text AND queue = $2::text AND partition > share.name
+    ) FROM share WHERE share.name IS NOT NULL
+),
+heads AS (
+    SELECT head.* FROM share CROSS JOIN LATERAL (
+        SELECT id, priority, run_at, place FROM onejob_jobs
+        WHERE state = 'available' AND namespace = $1::text AND queue = $2::text AND partition = share.name
+            AND task IN (SELECT json_array_elements_text($3::text::json))
+        ORDER BY priority DESC, run_at, place
+        LIMIT CASE WHEN share.name = '' THEN $6::bigint ELSE $5::bigint END
+    ) AS head
+    WHERE share.name NOT IN (SELECT json_array_elements_text($4::text::json))
+)
+SELECT job.* FROM (SELECT * FROM heads ORDER BY priority DESC, run_at, place LIMIT $6::bigint) AS head
+CROSS JOIN LATERAL (
+    SELECT * FROM onejob_jobs WHERE id = head.id AND state || '' = 'available' FOR UPDATE SKIP LOCKED
+) AS job
+ORDER BY head.priority DESC, head.run_at, head.place;
 
 -- name: lock_queue
 -- A queue with a limit is counted and filled by one worker at a time.
@@ -340,6 +375,24 @@ SELECT pg_advisory_xact_lock(hashtextextended('onejob queue ' || $1::text || ' '
 
 -- name: active_in_queue
 SELECT count(*) FROM onejob_jobs WHERE state = 'active' AND namespace = $1::text AND queue = $2::text;
+
+-- name: active_in_shares
+SELECT partition, count(*) FROM onejob_jobs
+WHERE state = 'active' AND namespace = $1::text AND queue = $2::text AND partition > '' GROUP BY partition;
+
+-- name: forget_starts
+DELETE FROM onejob_starts WHERE namespace = $1::text AND queue = $2::text AND at <= $3::bigint;
+
+-- name: starts_in_queue
+SELECT count(*) FROM onejob_starts WHERE namespace = $1::text AND queue = $2::text;
+
+-- name: insert_start
+INSERT INTO onejob_starts (namespace, queue, at) VALUES ($1::text, $2::text, $3::bigint);
+
+-- name: decisive_start
+-- The start that must be forgotten before there may be one more.
+SELECT at FROM onejob_starts WHERE namespace = $1::text AND queue = $2::text AND at > $3::bigint
+ORDER BY at DESC LIMIT 1 OFFSET $4::bigint;
 
 -- ── writing ─────────────────────────────────────────────────────────────────────────────────────────
 

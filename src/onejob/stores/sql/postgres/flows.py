@@ -362,7 +362,7 @@ def lease(wanted: Lease, now: Now) -> Talk[Settled]:
     """Make due jobs available, then start the best that nobody else is about to start."""
     timed_due = Ask("timed_due", (micros(now()), MATURED_AT_ONCE))
     start = partial(begin, wanted=wanted, now=now)
-    if limited := sorted(queue for queue in wanted.queues if queue in wanted.limits):
+    if limited := wanted.limited:
         *_, timed = yield [*(Ask("lock_queue", (wanted.namespace, queue)) for queue in limited), timed_due]
         candidates = []
     else:  # as is usual, nothing becomes due by time, and no queue must be counted: all in one batch
@@ -370,7 +370,7 @@ def lease(wanted: Lease, now: Now) -> Talk[Settled]:
         candidates = flows.best([read_job(row) for rows in found for row in rows], wanted.total, wanted)
     if timed or limited:
         yield from ripen([read_job(row) for row in timed], now())
-        return Settled([(yield from one_by_one(flows.start_best(wanted, start)))], [])
+        return Settled([(yield from one_by_one(flows.start_best(wanted, now(), start)))], [])
     return (yield from start_all(candidates, wanted, now)) if candidates else Settled([[]], [])
 
 
@@ -383,7 +383,7 @@ def start_all(candidates: Sequence[Job], wanted: Lease, now: Now) -> Talk[Settle
         return Settled([started], draft.asks())
     yield from written(draft)
     start = partial(begin, wanted=wanted, now=now)
-    return Settled([(yield from one_by_one(flows.start_best(wanted, start, started)))], [])
+    return Settled([(yield from one_by_one(flows.start_best(wanted, now(), start, started)))], [])
 
 
 def ripen(jobs: Sequence[Job], now: datetime) -> Talk[None]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
 from onejob.forks import generation
 from onejob.job import Job, View
+from onejob.limits import Rate
 from onejob.stores.bell import Bell
 from onejob.stores.contract import (
     Counts,
@@ -159,9 +160,9 @@ class PostgresStore:
         """Read the counters."""
         return await self._read(lambda _: common.tallies(namespace))
 
-    async def next_due(self, namespace: str) -> datetime | None:
-        """Tell when the next timed job is due."""
-        return await self._read(lambda _: common.next_due(namespace))
+    async def next_due(self, namespace: str, rates: Mapping[str, Rate] | None = None) -> datetime | None:
+        """Tell when the next timed job is due, or a queue may start one again."""
+        return await self._read(lambda engine: common.next_due(namespace, rates, engine.now()))
 
     async def _read(self, flow: Callable[[Engine], Flow[T]]) -> T:
         return await self._in_thread(lambda engine: engine.talk(lambda: one_by_one(flow(engine))))
