@@ -11,7 +11,7 @@ import msgspec
 from onejob.context import running
 from onejob.decide import DEDUPLICATED, Outcome, Refusal, Verdict
 from onejob.errors import JobCancelled, JobFailed, NotCovered, ResultError, ResultGone, WouldDeadlock
-from onejob.job import Job, State
+from onejob.job import EXPIRED, Job, State
 from onejob.payload import convert
 from onejob.schedule import Duration, duration
 from onejob.stores.contract import Filter, Guarantees
@@ -179,6 +179,8 @@ def result_of(job: Job, returns: Any) -> Any:
     """Return what a finished job returned, or raise what became of it."""
     if job.is_tombstone:
         raise ResultGone(f"Job {job.id} has been pruned, and its result with it.")
+    if job.state is State.DISCARDED and job.reason == EXPIRED:
+        raise JobFailed(f"Job {job.id} expired: it had to start by {job.expires_at} and did not.")
     if job.state is State.DISCARDED:
         last = job.failures[-1] if job.failures else {"type": "Error", "message": "unknown"}
         raise JobFailed(f"Job {job.id} failed for good: {last['type']}: {last['message']}")

@@ -29,7 +29,7 @@ from onejob.errors import (
     WeakStore,
 )
 from onejob.fluent import Fluent
-from onejob.job import INCOMPLETE, Job, Retry, State, View
+from onejob.job import INCOMPLETE, UNSTARTED, Job, Retry, State, View
 from onejob.limits import PAUSED, Queue, Rate, declare
 from onejob.move import Moved, Tell, move
 from onejob.observe.doctor import examine
@@ -86,6 +86,16 @@ class Stats:
     by_state: Mapping[State, int]
     by_queue: Mapping[str, Mapping[State, int]]
     absorbed: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class QueueStatus:
+    """A queue as it is now: its limits, how many jobs wait and how many run, and whether it is paused."""
+
+    queue: Queue
+    depth: int
+    active: int
+    paused: bool
 
 
 class App:
@@ -495,6 +505,22 @@ class App:
     async def resume(self, queue: str) -> None:
         """Let workers start jobs of a queue again, at once."""
         await self.store.put_setting(self.namespace, PAUSED, queue, None)
+
+    async def list_queues(self) -> list[QueueStatus]:
+        """Tell of every queue that is declared, has jobs or is paused what its limits are and what it has."""
+        paused = await self.paused()
+        numbers: dict[str, Counter[State]] = {name: Counter() for name in (*self.queues, *paused)}
+        for (queue, _task, state), number in (await self.store.counts(self.namespace)).jobs.items():
+            numbers.setdefault(queue, Counter())[state] += number
+        return [
+            QueueStatus(
+                self.queues.get(name) or Queue(name=name),
+                sum(by_state[state] for state in UNSTARTED),
+                by_state[State.ACTIVE],
+                name in paused,
+            )
+            for name, by_state in sorted(numbers.items())
+        ]
 
     async def paused(self) -> frozenset[str]:
         """Name the queues that are paused."""

@@ -161,7 +161,7 @@ def give_way(view: View, job: Job) -> Changes:
 
 
 def start(view: View, *, worker: str, lease: timedelta) -> Changes:
-    """Lease an available job, or end it if a newer one or its age has made it pointless; answer it if it runs."""
+    """Lease an available job, or end it if a newer one or its age made it pointless; answer it if it runs."""
     job = view.job
     if job is None or job.state is not State.AVAILABLE:
         return Changes()

@@ -64,13 +64,16 @@ def declare(
 
 def read_rate(value: str | tuple[int, Duration] | Rate) -> Rate:
     """Read how often something may start: "100/1m", or 100 and a span of time."""
-    if isinstance(value, str):
-        times, _, span = value.partition("/")
-        number: object = int(times) if times.isdecimal() else times
-    elif isinstance(value, Rate):
-        number, span = value.times, value.per
-    else:
-        number, span = value
+    number: object
+    span: Duration
+    match value:
+        case str():
+            times, _, span = value.partition("/")
+            number = int(times) if times.isdecimal() else times
+        case Rate():
+            number, span = value.times, value.per
+        case _:
+            number, span = value
     if not isinstance(number, int) or not _is_count(number) or not span or duration(span) <= timedelta():
         raise InvalidPolicy(f'rate={value!r} is not a rate: write "100/1m" for 100 starts in any minute.')
     return Rate(number, duration(span))

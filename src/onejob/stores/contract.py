@@ -199,7 +199,7 @@ class Store(Protocol):
         """Read the counters of absorbed requests."""
 
     async def next_due(self, namespace: str, rates: Mapping[str, Rate] | None = None) -> datetime | None:
-        """Tell when the next scheduled or retryable job is due, or one of these queues may start one again."""
+        """Tell when the next scheduled or retryable job is due, or a queue's rate allows one more start."""
 
     def pulse(self) -> Any:
         """Note where the store stands: ask before looking, so that `wait` misses nothing that comes after."""

@@ -594,23 +594,20 @@ def lease(wanted: Lease, ground: Ground) -> Flow[list[Job]]:
 
 
 class Rooms(NamedTuple):
-    """How many jobs queues may give; in a turn also how many run of each partition, and when the turn ends."""
+    """How many jobs queues may give; in a turn also how many run of each partition, and when that ends."""
 
     queues: Mapping[str, int]
     running: Mapping[bytes, int] = MappingProxyType({})
     deadline: int | None = None
 
-    def left(self, started: Sequence[Job]) -> dict[str, int]:
-        """Tell how many more jobs each queue may give."""
-        left = {
-            queue: most - sum(job.queue == queue for job in started) for queue, most in self.queues.items()
-        }
-        return {queue: room for queue, room in left.items() if room > 0}
-
-    def taken(self, started: Sequence[Job]) -> Counter[bytes]:
-        """Count what runs of each partition, if a turn makes that known."""
-        shares = [layout.share(job.namespace, job.queue, job.partition) for job in started if job.partition]
-        return Counter(self.running) + Counter([] if self.deadline is None else shares)
+    def after(self, started: Sequence[Job]) -> Rooms:
+        """Tell what is left when jobs have been started."""
+        begun = Counter(job.queue for job in started)
+        left = {queue: most - begun[queue] for queue, most in self.queues.items() if most > begun[queue]}
+        if self.deadline is None:  # the server counts
+            return self._replace(queues=left)
+        shares = (layout.share(job.namespace, job.queue, job.partition) for job in started if job.partition)
+        return self._replace(queues=left, running=Counter(self.running) + Counter(shares))
 
 
 def lease_within(wanted: Lease, rooms: Rooms, ground: Ground) -> Flow[list[Job]]:
@@ -619,14 +616,14 @@ def lease_within(wanted: Lease, rooms: Rooms, ground: Ground) -> Flow[list[Job]]
     ripen, last = MATURED_AT_ONCE, ("", b"")
     while len(started) < wanted.total:
         rest = wanted.total - len(started)
-        left, taken = rooms.left(started), rooms.taken(started)
-        ripe, claims = yield from claim(wanted, left, taken, (rest, ripen), ground)
+        left = rooms.after(started)
+        ripe, claims = yield from claim(wanted, left, (rest, ripen), ground)
         if ripe:
             yield from apply([Step(mature, job_id) for job_id in ripe], ground)
             ripen = 0
             continue
         if len(ground.buckets) > 1:
-            claims = best(claims, left, taken, wanted, rest)
+            claims = best(claims, left, wanted, rest)
         if not claims or claims[0].looks == last:  # the best one cannot be started now
             break
         begun, again = yield from begin(claims, wanted, rooms.deadline, ground)
@@ -637,11 +634,9 @@ def lease_within(wanted: Lease, rooms: Rooms, ground: Ground) -> Flow[list[Job]]
     return started
 
 
-def best(
-    claims: Sequence[Claim], room: Mapping[str, int], taken: Mapping[bytes, int], wanted: Lease, rest: int
-) -> list[Claim]:
+def best(claims: Sequence[Claim], rooms: Rooms, wanted: Lease, rest: int) -> list[Claim]:
     """Keep the best of what several buckets have given."""
-    left, running, kept = dict(room), Counter(taken), list[Claim]()
+    left, running, kept = dict(rooms.queues), Counter(rooms.running), list[Claim]()
     for one in claims:
         queue, share = one.job.queue, share_of(one.job, wanted)
         if (
@@ -696,7 +691,7 @@ def running_everywhere(ground: Ground) -> Flow[Counter[bytes]]:
 
 
 def reserve(me: bytes, queues: dict[str, int], wanted: Lease, ground: Ground) -> Flow[None]:
-    """Note starts before they are made, as many as queues with a rate may have: whoever dies then starts less."""
+    """Note starts before they are made, as many as there may be: whoever dies then has started less."""
     place, now = ground.buckets[0], ground.clock()
     for queue in wanted.rates.keys() & queues.keys():
         rate, name = wanted.rates[queue], place.starts(wanted.namespace, queue)
@@ -734,14 +729,10 @@ def start_of(job: Job) -> str:
 
 
 def claim(
-    wanted: Lease,
-    room: Mapping[str, int],
-    taken: Mapping[bytes, int],
-    most: tuple[int, int],
-    ground: Ground,
+    wanted: Lease, rooms: Rooms, most: tuple[int, int], ground: Ground
 ) -> Flow[tuple[list[str], list[Claim]]]:
     """Set the best available jobs aside, or tell which must be made available first."""
-    asks = [claim_ask(place, wanted, room, taken, most, ground) for place in ground.buckets]
+    asks = [claim_ask(place, wanted, rooms, most, ground) for place in ground.buckets]
     replies = yield asks
     ripe = [job_id.decode() for ids, _ in replies for job_id in ids]
     claims = [
@@ -755,25 +746,18 @@ def claim(
     return ripe, claims
 
 
-def claim_ask(
-    place: Bucket,
-    wanted: Lease,
-    room: Mapping[str, int],
-    taken: Mapping[bytes, int],
-    most: tuple[int, int],
-    ground: Ground,
-) -> Ask:
+def claim_ask(place: Bucket, wanted: Lease, rooms: Rooms, most: tuple[int, int], ground: Ground) -> Ask:
     """Ask one bucket for its best available jobs."""
     now, tasks, alone = ground.clock(), sorted(wanted.tasks), len(ground.buckets) == 1
     # Of several buckets nobody knows which have the best jobs, so they are only looked at: whoever loses the
     # race for one looks again.
     words: list[Any] = [micros(now), micros(now + CLAIM) if alone else "", *most]
     names = [*place.fixed, place.timed, place.paused(wanted.namespace)]
-    for queue, own in room.items():
+    for queue, own in rooms.queues.items():
         counter, rate = frame(wanted.namespace, queue), wanted.rates.get(queue) if alone else None
         words += [queue, counter, own, wanted.limits.get(queue, ""), wanted.shares.get(queue, "")]
         words += ["", ""] if rate is None else [rate.times, micros(now - rate.per)]
-        elsewhere = known_of(counter, taken) if queue in wanted.shares else []
+        elsewhere = known_of(counter, rooms.running) if queue in wanted.shares else []
         words += [len(tasks), len(elsewhere) // 2, *elsewhere]
         names += [] if rate is None else [place.starts(wanted.namespace, queue)]
         for task in tasks:
@@ -782,12 +766,12 @@ def claim_ask(
     return Ask(place.number, words, "claim", names)
 
 
-def known_of(counter: bytes, taken: Mapping[bytes, int]) -> list[Any]:
+def known_of(counter: bytes, running: Mapping[bytes, int]) -> list[Any]:
     """List how many jobs run of each partition of a queue, where that is known."""
     first = counter + b":"
     return [
         word
-        for name, number in taken.items()
+        for name, number in running.items()
         if name.startswith(first)
         for word in (name[len(first) :], number)
     ]

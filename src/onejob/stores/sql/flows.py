@@ -38,9 +38,7 @@ from onejob.stores.sql.rows import (
 
 T = TypeVar("T")
 MATURED_AT_ONCE = 1000
-LOOKED_PAST = (
-    30  # jobs of crowded partitions at the head of a line, before the other partitions are asked for
-)
+LOOKED_PAST = 30  # jobs of crowded partitions at the head of a line, before the others are asked for
 
 
 class Ask(NamedTuple):
@@ -230,7 +228,8 @@ def fair_share(queue: str, room: int, wanted: Lease) -> Flow[list[Job]]:
     for one by one, so that nobody has to read through the crowd.
     """
     most, ahead = wanted.shares[queue], 2 * room + LOOKED_PAST
-    taken = dict((yield Ask("active_in_shares", (wanted.namespace, queue))))
+    rows = yield Ask("active_in_shares", (wanted.namespace, queue))
+    taken: dict[str, int] = {name: number for name, number in rows}  # noqa: C416 - a row is a sequence
     line = yield from first_in_line(queue, ahead, wanted)
     if len(found := with_room(line, taken, most)[:room]) == room or len(line) < ahead:
         return found
