@@ -251,14 +251,18 @@ def with_room(line: Iterable[Job], active: Mapping[str, int], most: int) -> list
 
 
 def offers(wanted: Lease) -> list[Ask]:
-    """Ask for the best available jobs of queues that nobody limits."""
-    tasks = names(sorted(wanted.tasks))
-    rooms = {queue: min(most, wanted.total) for queue, most in wanted.queues.items()}
+    """Ask for the best available jobs of queues, as many as their limits allow."""
     return [
-        Ask("available_in_queue", (wanted.namespace, queue, tasks, room))
-        for queue, room in rooms.items()
-        if room > 0
+        offer(queue, min(room, wanted.total), wanted) for queue, room in wanted.queues.items() if room > 0
     ]
+
+
+def offer(queue: str, room: int, wanted: Lease) -> Ask:
+    """Ask for the best available jobs of one queue."""
+    given = (wanted.namespace, queue, names(sorted(wanted.tasks)), room)
+    if queue in wanted.limits:
+        return Ask("available_in_limit", (*given, wanted.limits[queue]))
+    return Ask("available_in_queue", given)
 
 
 def best(found: list[Job], room: int, wanted: Lease) -> list[Job]:
@@ -439,10 +443,25 @@ def next_due(namespace: str, rates: Mapping[str, Rate] | None, now: datetime) ->
     return instant(min(times, default=None))
 
 
-def anything_due(namespace: str, now: datetime) -> Flow[bool]:
+def anything_due(wanted: Lease, now: datetime) -> Flow[bool]:
     """Tell whether leasing is worth a write transaction."""
-    [[found]] = yield Ask("anything_due", (namespace, micros(now)))
-    return bool(found)
+    [[found]] = yield Ask("anything_due", (wanted.namespace, micros(now)))
+    if not found or not wanted.limited:
+        return bool(found)
+    [[timed]] = yield Ask("anything_timed", (micros(now),))
+    return bool(timed) or (yield from anything_startable(wanted))
+
+
+def anything_startable(wanted: Lease) -> Flow[bool]:
+    """Tell whether a queue has both a job and a place for it; one that is full is nobody's to lock."""
+    for queue, room in wanted.queues.items():
+        [[found]] = (yield Ask("anything_available", (wanted.namespace, queue))) if room > 0 else [[False]]
+        if found and queue in wanted.limits:
+            [[active]] = yield Ask("active_in_queue", (wanted.namespace, queue))
+            found = active < wanted.limits[queue]
+        if found:
+            return True
+    return False
 
 
 def drive(flow: Flow[T], run: Callable[[Ask], list[Row]]) -> T:

@@ -342,6 +342,21 @@ WHERE state = 'available' AND namespace = $1::text AND queue = $2::text
     )
 ORDER BY priority DESC, run_at, place LIMIT $4::bigint FOR UPDATE OF onejob_jobs SKIP LOCKED;
 
+-- name: available_in_limit
+-- The same for a queue with a limit, which is locked: no more than there is room for.
+SELECT * FROM onejob_jobs
+WHERE state = 'available' AND namespace = $1::text AND queue = $2::text
+    AND task IN (SELECT json_array_elements_text($3::text::json))
+    AND NOT EXISTS (
+        SELECT 1 FROM onejob_settings WHERE namespace = $1::text AND kind = 'paused' AND name = $2::text
+    )
+ORDER BY priority DESC, run_at, place
+LIMIT (
+    SELECT greatest(0, least($4::bigint, $5::bigint - count(*))) FROM onejob_jobs
+    WHERE state = 'active' AND namespace = $1::text AND queue = $2::text
+)
+FOR UPDATE OF onejob_jobs SKIP LOCKED;
+
 -- name: available_in_shares
 -- The best jobs of every partition that has room: one look per partition, however long the others' lines are.
 WITH RECURSIVE share (name) AS (

@@ -100,6 +100,12 @@ DELETE FROM onejob_marks WHERE key = ?;
 SELECT EXISTS (SELECT 1 FROM onejob_jobs WHERE state = 'available' AND namespace = ?1)
     OR EXISTS (SELECT 1 FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND run_at <= ?2);
 
+-- name: anything_timed
+SELECT EXISTS (SELECT 1 FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND run_at <= ?);
+
+-- name: anything_available
+SELECT EXISTS (SELECT 1 FROM onejob_jobs WHERE state = 'available' AND namespace = ? AND queue = ?);
+
 -- name: timed_due
 SELECT * FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND run_at <= ? ORDER BY run_at LIMIT ?;
 

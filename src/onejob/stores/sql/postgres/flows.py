@@ -362,13 +362,13 @@ def lease(wanted: Lease, now: Now) -> Talk[Settled]:
     """Make due jobs available, then start the best that nobody else is about to start."""
     timed_due = Ask("timed_due", (micros(now()), MATURED_AT_ONCE))
     start = partial(begin, wanted=wanted, now=now)
-    if limited := wanted.limited:
-        *_, timed = yield [*(Ask("lock_queue", (wanted.namespace, queue)) for queue in limited), timed_due]
-        candidates = []
-    else:  # as is usual, nothing becomes due by time, and no queue must be counted: all in one batch
-        timed, *found = yield [timed_due, *flows.offers(wanted)]
-        candidates = flows.best([read_job(row) for rows in found for row in rows], wanted.total, wanted)
-    if timed or limited:
+    locks = [Ask("lock_queue", (wanted.namespace, queue)) for queue in wanted.limited]
+    counted = bool(wanted.shares or wanted.rates)
+    # As is usual, nothing becomes due by time, and only active jobs must be counted: all in one batch.
+    answers = yield [*locks, timed_due, *([] if counted else flows.offers(wanted))]
+    timed, *found = answers[len(locks) :]
+    candidates = flows.best([read_job(row) for rows in found for row in rows], wanted.total, wanted)
+    if timed or counted:
         yield from ripen([read_job(row) for row in timed], now())
         return Settled([(yield from one_by_one(flows.start_best(wanted, now(), start)))], [])
     return (yield from start_all(candidates, wanted, now)) if candidates else Settled([[]], [])
