@@ -336,17 +336,33 @@ ORDER BY run_at LIMIT $2::bigint FOR UPDATE SKIP LOCKED;
 -- name: available_in_queue
 SELECT * FROM onejob_jobs
 WHERE state = 'available' AND namespace = $1::text AND queue = $2::text
-    AND task IN (SELECT json_array_elements_text($3::text::json))
+    AND task = ANY (ARRAY(SELECT json_array_elements_text($3::text::json)))
     AND NOT EXISTS (
         SELECT 1 FROM onejob_settings WHERE namespace = $1::text AND kind = 'paused' AND name = $2::text
     )
 ORDER BY priority DESC, run_at, place LIMIT $4::bigint FOR UPDATE OF onejob_jobs SKIP LOCKED;
 
+-- name: anything_startable
+-- Whether any queue has both a job and a place for it, or anything becomes due by time; queues come as an
+-- object of names and limits.
+SELECT EXISTS (
+    SELECT 1 FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND run_at <= $2::bigint
+) OR EXISTS (
+    SELECT 1 FROM json_each_text($3::text::json) AS wanted
+    WHERE (
+        SELECT true FROM onejob_jobs
+        WHERE state = 'available' AND namespace = $1::text AND queue = wanted.key LIMIT 1
+    ) AND (wanted.value IS NULL OR wanted.value::bigint > (
+        SELECT count(*) FROM onejob_jobs
+        WHERE state = 'active' AND namespace = $1::text AND queue = wanted.key
+    ))
+);
+
 -- name: available_in_limit
 -- The same for a queue with a limit, which is locked: no more than there is room for.
 SELECT * FROM onejob_jobs
 WHERE state = 'available' AND namespace = $1::text AND queue = $2::text
-    AND task IN (SELECT json_array_elements_text($3::text::json))
+    AND task = ANY (ARRAY(SELECT json_array_elements_text($3::text::json)))
     AND NOT EXISTS (
         SELECT 1 FROM onejob_settings WHERE namespace = $1::text AND kind = 'paused' AND name = $2::text
     )
@@ -372,7 +388,7 @@ heads AS (
     SELECT head.* FROM share CROSS JOIN LATERAL (
         SELECT id, priority, run_at, place FROM onejob_jobs
         WHERE state = 'available' AND namespace = $1::text AND queue = $2::text AND partition = share.name
-            AND task IN (SELECT json_array_elements_text($3::text::json))
+            AND task = ANY (ARRAY(SELECT json_array_elements_text($3::text::json)))
         ORDER BY priority DESC, run_at, place
         LIMIT CASE WHEN share.name = '' THEN $6::bigint ELSE $5::bigint END
     ) AS head
