@@ -33,11 +33,6 @@ class Queue:
     partition_concurrency: int | None = None
     max_depth: int | None = None
 
-    @property
-    def is_limited(self) -> bool:
-        """Whether a job may have to wait for another one to end."""
-        return self.concurrency is not None or self.partition_concurrency is not None
-
 
 def declare(
     name: str,

@@ -37,7 +37,6 @@ log = logging.getLogger("onejob")
 
 LOOK_AGAIN = 5.0  # seconds at most between two looks for work
 WATCH_EVERY = 0.5  # seconds between looks for cancellation, and between writes of progress
-SETTLING = 0.05  # seconds for which a lease waits, so that it finds free what a result frees
 SWEEP_EVERY = 5.0
 PRUNE_EVERY = 3600.0
 LONGEST_BACKOFF = 15.0
@@ -201,10 +200,6 @@ class Worker:
             return False
         self._wake.clear()
         quiet = not (self._runs or self._ended or self._writing)  # else what ends may make more work due
-        if not quiet and self._limited_places_return():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), SETTLING)
-            self._wake.clear()
         room = self.concurrency - len(self._runs)
         seen = self.app.store.pulse()  # before looking, so that no request slips in between unnoticed
         jobs = await self.app.store.lease(self._wanted(room)) if room else []
@@ -218,11 +213,6 @@ class Worker:
             await asyncio.sleep(0)  # let quick jobs end, so that the next lease is as large as it can be
         return True
 
-    def _limited_places_return(self) -> bool:
-        """Tell whether runs of limited queues have ended whose places are taken until that is written."""
-        ended = (run.job.queue for run, _ in (*self._ended, *self._writing))
-        return any(self.app.queues[queue].is_limited for queue in ended if queue in self.app.queues)
-
     def _wanted(self, room: int) -> Lease:
         taken: dict[str, int] = {}
         for run in self._runs.values():
@@ -234,6 +224,7 @@ class Worker:
             total=room,
             duration=self._lease,
             tasks=self.app.tasks.keys(),
+            expects=bool(self._ended or self._writing),
             **limits(self.app.queues.values()),
         )
 

@@ -28,7 +28,6 @@ from tests.races.stores import STORES
 LIMIT = 3
 WORKERS = 4
 LEAST = 0.95
-AHEAD = 600  # jobs that wait, so that nobody is idle for want of work
 WARM_UP = 2.0  # seconds that are not counted
 LEASE = "2s"
 
@@ -87,19 +86,24 @@ def workers(url: str, folder: Path, work: float) -> Iterator[dict[int, subproces
             process.kill()
 
 
+def wait_for_all(folder: Path) -> None:
+    """Wait until every worker has begun."""
+    while len(list(folder.glob("notes-*"))) < WORKERS:
+        time.sleep(0.05)
+
+
 async def feed(url: str, folder: Path, seconds: float, work: float, kills: float | None) -> Span:
     """Keep work waiting while workers run, and kill one of them now and then; tell the time that counts."""
     app, task = open_app(url)
     async with app:
-        await app.enqueue_many([task.call(number) for number in range(AHEAD)])
+        number = int(LIMIT * (seconds + 10) / work)  # more than can be done, so that nobody wants for work
+        await app.enqueue_many([task.call(number) for number in range(number)])
         with workers(url, folder, work) as running:
+            await asyncio.to_thread(wait_for_all, folder)
             began = time.monotonic() + WARM_UP
             kill_at = began + (kills or seconds)
             while (now := time.monotonic()) < began + seconds:
                 await asyncio.sleep(0.25)
-                waiting = (await app.stats()).pending
-                if waiting < AHEAD:
-                    await app.enqueue_many([task.call(number) for number in range(AHEAD)])
                 if now > kill_at:
                     number = random.randrange(WORKERS)
                     running[number].kill()

@@ -40,6 +40,7 @@ class Lease:
     total: int
     duration: timedelta
     tasks: Collection[str]
+    expects: bool = False  # whether results are on their way that make room: it is to be seen, not looked for
     # What holds over all workers, by queue: how many are active at most, how many of them of one partition,
     # and how many start in a span of time.
     limits: Mapping[str, int] = field(default_factory=dict)

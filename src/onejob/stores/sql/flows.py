@@ -445,23 +445,13 @@ def next_due(namespace: str, rates: Mapping[str, Rate] | None, now: datetime) ->
 
 def anything_due(wanted: Lease, now: datetime) -> Flow[bool]:
     """Tell whether leasing is worth a write transaction."""
-    [[found]] = yield Ask("anything_due", (wanted.namespace, micros(now)))
-    if not found or not wanted.limited:
+    given: tuple[Any, ...] = (wanted.namespace, micros(now))
+    if not wanted.limited:
+        [[found]] = yield Ask("anything_due", given)
         return bool(found)
-    [[timed]] = yield Ask("anything_timed", (micros(now),))
-    return bool(timed) or (yield from anything_startable(wanted))
-
-
-def anything_startable(wanted: Lease) -> Flow[bool]:
-    """Tell whether a queue has both a job and a place for it; one that is full is nobody's to lock."""
-    for queue, room in wanted.queues.items():
-        [[found]] = (yield Ask("anything_available", (wanted.namespace, queue))) if room > 0 else [[False]]
-        if found and queue in wanted.limits:
-            [[active]] = yield Ask("active_in_queue", (wanted.namespace, queue))
-            found = active < wanted.limits[queue]
-        if found:
-            return True
-    return False
+    limits = {queue: wanted.limits.get(queue) for queue, room in wanted.queues.items() if room > 0}
+    [[found]] = yield Ask("anything_startable", (*given, msgspec.json.encode(limits).decode()))
+    return bool(found)
 
 
 def drive(flow: Flow[T], run: Callable[[Ask], list[Row]]) -> T:

@@ -127,7 +127,7 @@ class SQLiteStore:
 
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs; look first, so that an idle worker takes no lock."""
-        if not await self._read(partial(flows.anything_due, wanted)):
+        if not wanted.expects and not await self._read(partial(flows.anything_due, wanted)):
             return []
         leased: list[Job] = await self._submit(partial(flows.lease, wanted))
         return leased

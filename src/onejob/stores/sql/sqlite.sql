@@ -100,11 +100,17 @@ DELETE FROM onejob_marks WHERE key = ?;
 SELECT EXISTS (SELECT 1 FROM onejob_jobs WHERE state = 'available' AND namespace = ?1)
     OR EXISTS (SELECT 1 FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND run_at <= ?2);
 
--- name: anything_timed
-SELECT EXISTS (SELECT 1 FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND run_at <= ?);
-
--- name: anything_available
-SELECT EXISTS (SELECT 1 FROM onejob_jobs WHERE state = 'available' AND namespace = ? AND queue = ?);
+-- name: anything_startable
+-- The same where queues have limits, given as an object of names and limits: one that is full has nothing due.
+SELECT EXISTS (SELECT 1 FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND run_at <= ?2)
+    OR EXISTS (
+        SELECT 1 FROM json_each(?3) AS wanted
+        WHERE EXISTS (
+            SELECT 1 FROM onejob_jobs WHERE state = 'available' AND namespace = ?1 AND queue = wanted.key
+        ) AND (wanted.value IS NULL OR wanted.value > (
+            SELECT count(*) FROM onejob_jobs WHERE state = 'active' AND namespace = ?1 AND queue = wanted.key
+        ))
+    );
 
 -- name: timed_due
 SELECT * FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND run_at <= ? ORDER BY run_at LIMIT ?;

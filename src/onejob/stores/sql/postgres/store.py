@@ -35,6 +35,7 @@ from onejob.stores.sql.postgres.hints import Herald, Listener
 from onejob.stores.sql.postgres.schema import script_after
 
 T = TypeVar("T")
+SETTLING = 0.05  # seconds for which a lease waits for results that make room
 POLL = 0.5  # seconds between two looks while nobody can tell us of changes
 
 
@@ -64,6 +65,7 @@ class PostgresStore:
         self._engine: Engine | None = None
         self._herald: Herald | None = None
         self._listener: Listener | None = None
+        self._settling: set[asyncio.Future[Any]] = set()
 
     def __repr__(self) -> str:
         """Name the store without its password."""
@@ -75,7 +77,10 @@ class PostgresStore:
         """Run steps in statements that they share with whoever else is waiting."""
         if not steps:
             return []
-        answers: list[Any] = await self._await(lambda engine: engine.apply(steps))
+        applying = asyncio.ensure_future(self._await(lambda engine: engine.apply(steps)))
+        self._settling.add(applying)
+        applying.add_done_callback(self._settling.discard)
+        answers: list[Any] = await applying
         if LATER in answers:
             answers = await self._in_thread(partial(wait_for_the_rest, steps, answers))
         return answers
@@ -114,7 +119,11 @@ class PostgresStore:
         return joined.House(engine.place, engine.installation, self._timeout)
 
     async def lease(self, wanted: Lease) -> list[Job]:
-        """Start due jobs that nobody else is about to start."""
+        """Start due jobs that nobody else is about to start; lock no queue that looks full."""
+        if wanted.expects and wanted.limited and self._settling:
+            await asyncio.wait(list(self._settling), timeout=SETTLING)
+        elif wanted.limited and not await self._read(lambda e: common.anything_due(wanted, e.now())):
+            return []
         leased: list[Job] = await self._in_thread(
             lambda engine: engine.transact(lambda: flows.lease(wanted, engine.now))
         )
