@@ -51,7 +51,7 @@ class Admission(Generic[R]):
     @property
     def deduplicated(self) -> bool:
         """Whether another request's job stands for this one."""
-        return self._verdict.outcome in DEDUPLICATED
+        return self._verdict.outcome in DEDUPLICATED and self._verdict.refusal != "full"
 
     @property
     def reason(self) -> str:
@@ -65,8 +65,13 @@ class Admission(Generic[R]):
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why a rejected request was refused: duplicate, mismatch or merge."""
+        """Why a rejected request was refused: duplicate, mismatch, merge or full; the last has no job."""
         return self._verdict.refusal
+
+    @property
+    def depth(self) -> int | None:
+        """How many jobs waited in the queue that refused this request because it was full."""
+        return self._verdict.depth
 
     @property
     def shadow(self) -> Outcome | None:

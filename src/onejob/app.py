@@ -23,6 +23,7 @@ from onejob.errors import (
     MergeFailed,
     OnejobError,
     PayloadMismatch,
+    QueueFull,
     UnknownJob,
     UnknownQueue,
     UnknownTask,
@@ -228,7 +229,7 @@ class App:
     def _admitted(self, task: Task[..., R], verdict: Verdict | OnejobError) -> Admission[R]:
         admission = self._dress(task, verdict)
         if admission.outcome is Outcome.REJECTED:
-            raise refused(admission)
+            raise refused(self, admission)
         return admission
 
     def _dress(self, task: Task[..., R], verdict: Verdict | OnejobError) -> Admission[R]:
@@ -256,7 +257,7 @@ class App:
         return verdicts
 
     async def enqueue_many(self, calls: Iterable[Call[R]], *, connection: Any = None) -> list[Admission[R]]:
-        """Enqueue calls in order and answer each in its place; a rejected duplicate is an outcome here.
+        """Enqueue calls in order and answer each in its place; a request that is rejected is an outcome here.
 
         Every call is checked before any is stored. Atomic per key; as a whole with connection=.
         """
@@ -629,13 +630,16 @@ def _requests(app: App, calls: Sequence[Call[Any]]) -> list[Request]:
     return [call.request() for call in calls]
 
 
-def refused(admission: Admission[Any]) -> OnejobError:
+def refused(app: App, admission: Admission[Any]) -> OnejobError:
     """Make the error that a single enqueue raises for a rejected request."""
     match admission.refusal:
         case "mismatch":
             return PayloadMismatch(admission)
         case "merge":
             return MergeFailed(admission.reason)
+        case "full":
+            queue = admission.job.queue
+            return QueueFull(queue, admission.depth or 0, app.queues[queue].max_depth or 0)
         case _:
             return Duplicate(admission)
 
@@ -650,7 +654,9 @@ def tallies_of(requests: Sequence[Request], verdicts: Sequence[Any]) -> list[Tal
     return [
         tally_of(request, verdict)
         for request, verdict in zip(requests, verdicts, strict=True)
-        if isinstance(verdict, Verdict) and (verdict.outcome in DEDUPLICATED or verdict.shadow is not None)
+        if isinstance(verdict, Verdict)
+        and (verdict.outcome in DEDUPLICATED or verdict.shadow is not None)
+        and verdict.refusal != "full"
     ]
 
 
@@ -666,7 +672,8 @@ def tally_of(request: Request, verdict: Verdict) -> Tally:
 def admission_step(request: Request) -> Step:
     """Make the step that settles a request."""
     marks = request.policy is not None and request.policy.marks
-    return Step(partial(decide, request), key=request.key, marks=marks)
+    queue = None if request.max_depth is None else (request.namespace, request.queue)
+    return Step(partial(decide, request), key=request.key, marks=marks, queue=queue)
 
 
 def open_store(url: str, admission_timeout: float) -> Store:

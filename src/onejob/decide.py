@@ -33,7 +33,7 @@ class Outcome(StrEnum):
     STALE = "stale"
 
 
-Refusal = Literal["duplicate", "mismatch", "merge"]
+Refusal = Literal["duplicate", "mismatch", "merge", "full"]
 
 DEDUPLICATED = frozenset({Outcome.KEPT, Outcome.UPDATED, Outcome.RERUN, Outcome.REJECTED, Outcome.STALE})
 
@@ -66,6 +66,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     expires_at: datetime | None = None
     expires_in: timedelta | None = None
     partition: str | None = None
+    max_depth: int | None = None  # how many jobs may wait in its queue
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
@@ -78,12 +79,25 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     payload_differs: bool = False
     refusal: Refusal | None = None  # why it was rejected
     shadow: Outcome | None = None
+    depth: int | None = None  # how many jobs waited in a queue that was full
 
 
 # ── deciding ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def decide(request: Request, view: View) -> Changes:
+    """Settle a request against the jobs that stand for its key, and against how many its queue may have."""
+    changes = settle(request, view)
+    if request.max_depth is None or view.depth is None or view.depth < request.max_depth:
+        return changes
+    if not changes.inserts or changes.answer.outcome is Outcome.REPLACED:  # it adds nothing
+        return changes
+    [job] = changes.inserts
+    reason = f"Queue {request.queue!r} has {view.depth} waiting jobs, and max_depth={request.max_depth}."
+    return Changes(answer=Verdict(Outcome.REJECTED, job, None, reason, refusal="full", depth=view.depth))
+
+
+def settle(request: Request, view: View) -> Changes:
     """Settle a request against the jobs that stand for its key."""
     policy = request.policy
     if policy is None or request.key is None:

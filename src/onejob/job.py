@@ -221,6 +221,7 @@ class View(msgspec.Struct, frozen=True, gc=False):
     successor: Job | None = None
     mark: Mark | None = None
     marked: Job | None = None  # the job that the mark names
+    depth: int | None = None  # how many jobs wait in the queue that the step names
 
 
 class Changes(msgspec.Struct, frozen=True, gc=False):

@@ -291,6 +291,7 @@ class Task(Generic[P, R]):
             force=options.force,
             expires_at=options.expires_at,
             expires_in=self._expires_in(),
+            max_depth=self.app.queues[self._queue()].max_depth,
         )
 
     def _expires_in(self) -> timedelta | None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from onejob import App, Job, Outcome, Retry, State, Task, Unique
-from onejob.errors import InvalidCall, InvalidPolicy, UnknownQueue
+from onejob.errors import InvalidCall, InvalidPolicy, QueueFull, UnknownQueue
 from onejob.limits import Rate
 from onejob.stores.contract import Filter, Store
 from onejob.stores.redis.store import RedisStore
@@ -455,6 +455,98 @@ async def test_the_time_of_a_scheduled_job_may_come_before_a_rate_allows(app: Ap
     await mailer(app, name="soon").options(delay="5s").enqueue(2)
     rates = {"api": Rate(1, timedelta(minutes=1))}
     assert await app.store.next_due("", rates) == clock() + timedelta(seconds=5)
+
+
+# ── backpressure ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_full_queue_refuses_what_would_add_a_job(app: App) -> None:
+    app.queue("small", max_depth=3)
+    mail = mailer(app, queue="small")
+    await mail.enqueue(1)
+    await mail.options(delay="1h").enqueue(2)
+    await mail.enqueue(3)
+    with pytest.raises(QueueFull, match="max_depth=3") as refused:
+        await mail.enqueue(4)
+    assert (refused.value.queue, refused.value.depth, refused.value.limit) == ("small", 3, 3)
+    with pytest.raises(QueueFull):
+        mail.enqueue_sync(4)
+    assert (await mail.options(queue="default").enqueue(4)).outcome is Outcome.CREATED
+    assert len(await everything(app)) == 4
+
+
+async def test_what_runs_or_has_ended_does_not_count(app: App) -> None:
+    app.queue("small", max_depth=1)
+    mail = mailer(app, queue="small")
+    await mail.enqueue(1)
+    job = await start(app)
+    assert (await mail.enqueue(2)).outcome is Outcome.CREATED
+    await complete(app, job)
+    with pytest.raises(QueueFull):
+        await mail.enqueue(3)
+    await run(app)
+    assert (await mail.enqueue(3)).outcome is Outcome.CREATED
+
+
+async def test_every_kind_of_waiting_counts(app: App) -> None:
+    app.queue("small", max_depth=3)
+    mail = mailer(app, Unique.coalesce(by="to"), queue="small")
+    await mail.enqueue(1)
+    await fail(app, await start(app))  # retryable
+    await mail.enqueue(2)
+    await start(app)
+    await mail.enqueue(2, "again")  # pending
+    await mail.options(delay="1h").enqueue(3)  # scheduled
+    with pytest.raises(QueueFull) as refused:
+        await mail.enqueue(4)
+    assert refused.value.depth == 3
+
+
+async def test_a_full_queue_answers_duplicates_truly(app: App) -> None:
+    app.queue("small", max_depth=1)
+    kept = mailer(app, Unique(by="to"), queue="small")
+    updated = mailer(app, Unique(by="to", on_conflict="update"), name="updated", queue="small")
+    replaced = mailer(app, Unique(by="to", on_conflict="replace"), name="replaced", queue="small")
+    for task, outcome in (
+        (kept, Outcome.KEPT),
+        (updated, Outcome.UPDATED),
+        (replaced, Outcome.REPLACED),
+    ):
+        first = await task.enqueue(1, "first")
+        second = await task.enqueue(1, "second")
+        assert second.outcome is outcome
+        with pytest.raises(QueueFull):
+            await task.enqueue(2)
+        await app.cancel(second.job.id)
+        assert (outcome is Outcome.REPLACED) == (first.job.id != second.job.id)
+
+
+async def test_a_batch_is_answered_one_by_one(app: App) -> None:
+    app.queue("small", max_depth=3)
+    mail = mailer(app, Unique(by="to"), queue="small")
+    answers = await app.enqueue_many([mail.call(to) for to in (1, 2, 1, 3, 4, 2, 5)])
+    assert [answer.outcome for answer in answers] == [
+        Outcome.CREATED,
+        Outcome.CREATED,
+        Outcome.KEPT,
+        Outcome.CREATED,
+        Outcome.REJECTED,
+        Outcome.KEPT,
+        Outcome.REJECTED,
+    ]
+    full = answers[4]
+    assert (full.refusal, full.deduplicated, full.depth) == ("full", False, 3)
+    assert [job.arguments["to"] for job in await everything(app)] == [1, 2, 3]
+    assert (await app.stats()).absorbed == {"mail": {"kept": 2}}
+
+
+async def test_a_replayed_letter_and_a_retry_need_no_room(app: App) -> None:
+    app.queue("small", max_depth=1)
+    mail = mailer(app, queue="small", retry=Retry.never())
+    await mail.enqueue(1)
+    dead = await fail(app, await start(app))
+    await mail.enqueue(2)
+    assert (await app.replay(dead.id)).outcome is Outcome.CREATED
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ class Step(msgspec.Struct, frozen=True):
     key: bytes | None = None
     marks: bool = True  # whether the key's mark must be shown
     alone: bool = False  # whether the act concerns the job only: nobody who stands for its key must be shown
+    queue: tuple[str, str] | None = None  # namespace and queue of which must be shown how many jobs wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from onejob.errors import ForeignConnection
-from onejob.job import Changes, Job, State, View
+from onejob.job import UNSTARTED, Changes, Job, State, View
 from onejob.lifecycle import mature, rank, start
 from onejob.limits import PAUSED, Rate
 from onejob.stores.bell import Bell
@@ -45,9 +45,17 @@ class MemoryStore:
     def apply_now(self, steps: Sequence[Step]) -> list[Any]:
         """Run steps in order under the lock."""
         with self._lock:
-            answers = [self._book.run(step, self.now(), _forget) for step in steps]
+            answers = [self._run(step) for step in steps]
         self._bell.ring()
         return answers
+
+    def _run(self, step: Step) -> Any:
+        if step.queue is not None:
+            waiting = self._select(
+                lambda job: job.state in UNSTARTED and (job.namespace, job.queue) == step.queue
+            )
+            self._book.depths = {step.queue: len(waiting)}
+        return self._book.run(step, self.now(), _forget)
 
     async def apply(self, steps: Sequence[Step]) -> list[Any]:
         """Run steps in order under the lock."""

@@ -18,8 +18,10 @@ from time import monotonic
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from onejob.errors import AdmissionBusy, OnejobError
-from onejob.job import TERMINAL, Changes, Job, Mark, State, Trait, View
+from onejob.job import TERMINAL, UNSTARTED, Changes, Job, Mark, State, Trait, View
 from onejob.lifecycle import mature, start, too_late
 from onejob.stores.book import Book
 from onejob.stores.contract import Lease, Step
@@ -165,7 +167,7 @@ class Ground:
 class Group:
     """Steps on one key or one job, which are decided together and written together."""
 
-    __slots__ = ("answers", "depth", "ids", "key", "limits", "rates", "sight", "steps")
+    __slots__ = ("answers", "depth", "depths", "ids", "key", "limits", "rates", "sight", "steps")
 
     def __init__(self, key: bytes | None) -> None:
         self.key = key
@@ -175,6 +177,7 @@ class Group:
         self.sight = NOTHING
         self.limits: list[tuple[bytes, int, int]] = []  # counter, limit, and what is to be added
         self.rates: dict[bytes, int] = {}  # set of starts, and how many it may have
+        self.depths: dict[tuple[str, str], int] = {}  # of the queues that steps name
         self.answers: list[Any] = []
 
     def add(self, position: int, step: Step) -> None:
@@ -222,7 +225,7 @@ class Plan(NamedTuple):
 
 def decide(group: Group, ground: Ground, now: datetime) -> Plan:
     """Run a group's steps on what was seen, and compare what comes out."""
-    if group.sight is NOTHING and len(group.steps) == 1:
+    if group.sight is NOTHING and len(group.steps) == 1 and not group.depths:
         return hope(group, ground, now)
     return decide_on(group, group.sight.book(), ground, now)
 
@@ -260,6 +263,7 @@ def insertion(job: Job, mark: Mark | None, place: Bucket) -> list[list[Any]]:
 def decide_on(group: Group, book: Book, ground: Ground, now: datetime) -> Plan:
     """Run a group's steps on a book, and compare what comes out."""
     changes: list[Changes] = []
+    book.depths = group.depths
     group.answers = [book.run(step, now, changes.append) for _, step in group.steps]
     place = group.sight.place or ground.home(group.key or next(iter(book.jobs), ""))
     if any(one.updates or one.inserts or one.deletes or one.mark for one in changes):
@@ -334,15 +338,30 @@ def moves(shift: Shift) -> list[list[Any]]:
 
 def apply(steps: Sequence[Step], ground: Ground) -> Flow[list[Any]]:
     """Decide steps in order and write what they change; steps on one key or job are one group."""
-    if len(steps) == 1 and steps[0].job_id is None:
+    if len(steps) == 1 and steps[0].job_id is None and steps[0].queue is None:
         return (yield from admit(steps[0], ground))
     groups = yield from arrange(steps, ground)
+    if queues := {step.queue for step in steps if step.queue is not None}:
+        depths = yield from count_waiting(queues, ground)
+        for group in groups:
+            group.depths = depths
     yield from commit(groups, ground)
     answers: list[Any] = [None] * len(steps)
     for group in groups:
         for (position, _), answer in zip(group.steps, group.answers, strict=True):
             answers[position] = answer
     return answers
+
+
+def count_waiting(queues: Collection[tuple[str, str]], ground: Ground) -> Flow[dict[tuple[str, str], int]]:
+    """Count the jobs that wait in queues."""
+    waiting = dict.fromkeys(queues, 0)
+    for reply in (yield [Ask(place.number, ("HGETALL", place.counts)) for place in ground.buckets]):
+        for name, number in zip(reply[::2], reply[1::2], strict=True):
+            namespace, queue, _task, state, _held = msgspec.json.decode(name)
+            if (namespace, queue) in waiting and state in UNSTARTED:
+                waiting[namespace, queue] += int(number)
+    return waiting
 
 
 def admit(step: Step, ground: Ground) -> Flow[list[Any]]:
@@ -453,8 +472,12 @@ def commit(groups: Sequence[Group], ground: Ground) -> Flow[None]:
 def scripts(groups: Sequence[Group], ground: Ground, sent: list[tuple[Group, Plan]]) -> Iterator[Ask]:
     """Decide groups and tell the script, a part at a time: the server writes one while we decide the next."""
     now = ground.clock()
+    if any(group.depths for group in groups):  # who comes first gets the last place, whatever the bucket
+        ready = {group: decide(group, ground, now) for group in groups}
+    else:
+        ready = {}
     for some in partitioned(groups, ground):
-        plans = [(group, decide(group, ground, now)) for group in some]
+        plans = [(group, ready.get(group) or decide(group, ground, now)) for group in some]
         script = None
         for group, plan in plans:
             if plan.commands or not group.sight.actual:

@@ -86,6 +86,14 @@ def load(book: Book, steps: Sequence[Step]) -> Flow[None]:
     yield from load_successors(book, [key for key in keys if key in book.held])
     yield from load_keys(book, [key for key in keys if key not in book.held])
     yield from load_marks(book, [key for key, marks in keys.items() if marks])
+    yield from load_depths(book, steps)
+
+
+def load_depths(book: Book, steps: Sequence[Step]) -> Flow[None]:
+    """Count the jobs that wait in the queues which steps name."""
+    for queue in {step.queue for step in steps if step.queue is not None}:
+        [[depth]] = yield Ask("depth", queue)
+        book.depths[queue] = depth
 
 
 def load_jobs(book: Book, ids: Collection[str]) -> Flow[None]:

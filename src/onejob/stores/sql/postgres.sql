@@ -226,6 +226,22 @@ SELECT mark.* FROM keys CROSS JOIN LATERAL (
     FROM onejob_marks WHERE onejob_marks.key = keys.key LIMIT 1
 ) AS mark;
 
+-- name: depth
+-- How many jobs wait in a queue, by the indexes that there are.
+SELECT (SELECT count(*) FROM onejob_jobs WHERE state = 'available' AND namespace = $1::text AND queue = $2::text)
+    + (
+        SELECT count(*) FROM onejob_jobs
+        WHERE state IN ('scheduled', 'retryable') AND run_at > -9223372036854775807
+            AND namespace = $1::text AND queue = $2::text
+    ) + (
+        SELECT count(*) FROM onejob_jobs
+        WHERE state = 'pending' AND next_key IS NOT NULL AND namespace = $1::text AND queue = $2::text
+    ) + (
+        SELECT count(*) FROM onejob_jobs
+        WHERE state = 'pending' AND blockers IS NOT NULL AND next_key IS NULL
+            AND namespace = $1::text AND queue = $2::text
+    );
+
 -- name: next_due
 SELECT min(run_at) FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND namespace = $1::text;
 

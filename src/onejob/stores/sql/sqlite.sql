@@ -169,6 +169,22 @@ INSERT INTO onejob_starts (namespace, queue, at) VALUES (?, ?, ?);
 -- The start that must be forgotten before there may be one more.
 SELECT at FROM onejob_starts WHERE namespace = ? AND queue = ? AND at > ? ORDER BY at DESC LIMIT 1 OFFSET ?;
 
+-- name: depth
+-- How many jobs wait in a queue, by the indexes that there are.
+SELECT (SELECT count(*) FROM onejob_jobs WHERE state = 'available' AND namespace = ?1 AND queue = ?2)
+    + (
+        SELECT count(*) FROM onejob_jobs
+        WHERE state IN ('scheduled', 'retryable') AND run_at > -9223372036854775807
+            AND namespace = ?1 AND queue = ?2
+    ) + (
+        SELECT count(*) FROM onejob_jobs
+        WHERE state = 'pending' AND next_key IS NOT NULL AND namespace = ?1 AND queue = ?2
+    ) + (
+        SELECT count(*) FROM onejob_jobs
+        WHERE state = 'pending' AND blockers IS NOT NULL AND next_key IS NULL
+            AND namespace = ?1 AND queue = ?2
+    );
+
 -- name: next_due
 SELECT min(run_at) FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND namespace = ?;
 

@@ -164,7 +164,7 @@ def hopeful(steps: Sequence[Step], now: datetime) -> Iterator[tuple[int, Changes
 
 def needs_locks(step: Step, keys: Collection[bytes | None]) -> bool:
     """Tell whether a step reads more than one statement shows, or comes after one that must wait."""
-    return step.job_id is not None or step.marks or step.key in keys
+    return step.job_id is not None or step.marks or step.key in keys or step.queue is not None
 
 
 def take_in(book: Book, standing: Iterable[str | None]) -> bool:
@@ -222,6 +222,8 @@ def load(
     keys = {book.jobs[job_id].key for job_id in named if job_id in book.jobs}
     keys |= {step.key for step in steps if not step.alone}
     yield from load_keys(book, shared, named, {key for key in keys if key is not None})
+    if any(step.queue is not None for step in steps):
+        yield from one_by_one(flows.load_depths(book, steps))
 
 
 def load_jobs(book: Book, lock: str, ids: Collection[str]) -> Talk[None]:
