@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from onejob.admission import Admission
     from onejob.app import App, Explanation, Stats
+    from onejob.chains import Chain, batch, chain, group
     from onejob.context import Context, current
     from onejob.decide import Outcome
     from onejob.errors import AdmissionBusy, Duplicate, OnejobError
     from onejob.fluent import unique
-    from onejob.job import Job, Retry, State
+    from onejob.job import Job, Replay, Retry, State
+    from onejob.letters import DeadGroup
     from onejob.policy import Unique
+    from onejob.schedules import Schedule
     from onejob.signals import Cancel, Discard, RetryLater, Snooze
     from onejob.tasks import Call, Task
     from onejob.worker import Worker
@@ -24,34 +27,44 @@ __all__ = [
     "App",
     "Call",
     "Cancel",
+    "Chain",
     "Context",
+    "DeadGroup",
     "Discard",
     "Duplicate",
     "Explanation",
     "Job",
     "OnejobError",
     "Outcome",
+    "Replay",
     "Retry",
     "RetryLater",
+    "Schedule",
     "Snooze",
     "State",
     "Stats",
     "Task",
     "Unique",
     "Worker",
+    "batch",
+    "chain",
     "current",
+    "group",
     "unique",
 ]
 
 _HOMES = {
     "admission": ("Admission",),
     "app": ("App", "Explanation", "Stats"),
+    "chains": ("Chain", "batch", "chain", "group"),
     "context": ("Context", "current"),
     "decide": ("Outcome",),
     "errors": ("AdmissionBusy", "Duplicate", "OnejobError"),
     "fluent": ("unique",),
-    "job": ("Job", "Retry", "State"),
+    "job": ("Job", "Replay", "Retry", "State"),
+    "letters": ("DeadGroup",),
     "policy": ("Unique",),
+    "schedules": ("Schedule",),
     "signals": ("Cancel", "Discard", "RetryLater", "Snooze"),
     "tasks": ("Call", "Task"),
     "worker": ("Worker",),

@@ -18,6 +18,7 @@ from onejob.stores.contract import Filter, Guarantees
 
 if TYPE_CHECKING:
     from onejob.app import App
+    from onejob.chains import Chain
 
 R = TypeVar("R")
 LOOK_AGAIN = 1.0  # seconds; the store's hints make it sooner
@@ -77,6 +78,13 @@ class Admission(Generic[R]):
     def shadow(self) -> Outcome | None:
         """What a shadow policy would have answered."""
         return self._verdict.shadow
+
+    @property
+    def chain(self) -> Chain[Any]:
+        """The chain that stands for this request: its status, and the result of its last job."""
+        from onejob.chains import Chain
+
+        return Chain(self._app, self.job.chain_id)
 
     @property
     def key(self) -> str | None:

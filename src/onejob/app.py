@@ -7,16 +7,22 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 from urllib.parse import parse_qsl, urlsplit
 
-from onejob import lifecycle
+import msgspec
+
+from onejob import dependants, letters, lifecycle, retention
 from onejob.admission import Admission
-from onejob.decide import DEDUPLICATED, Outcome, Request, Verdict, decide, merged, replay
+from onejob.chains import Chain
+from onejob.context import Finished
+from onejob.decide import DEDUPLICATED, Outcome, Request, Verdict, come_back, decide, merged, replay
+from onejob.dependants import chains_named, is_awaited, is_quiet
 from onejob.errors import (
+    BlockerCycle,
     Duplicate,
     InvalidCall,
     InvalidPolicy,
@@ -30,30 +36,31 @@ from onejob.errors import (
     WeakStore,
 )
 from onejob.fluent import Fluent
-from onejob.job import INCOMPLETE, UNSTARTED, Job, Retry, State, View
+from onejob.job import INCOMPLETE, UNSTARTED, Job, Replay, Retry, State, Trait, View
+from onejob.letters import DeadGroup, Which
 from onejob.limits import PAUSED, Queue, Rate, declare
 from onejob.move import Moved, Tell, move
 from onejob.observe.doctor import examine
 from onejob.observe.ledger import Ledger
 from onejob.policy import Unique
+from onejob.retention import DEFAULT, Pruned, ages
 from onejob.schedule import Duration, duration
+from onejob.schedules import KEEP, Schedules, line_of
 from onejob.stores.contract import Filter, Finding, Guarantees, Schema, Step, Store, Tally
 from onejob.sync import Portal
 from onejob.tasks import Call, Task
+from onejob.tick import Missed
 from onejob.worker import Worker
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 log = logging.getLogger("onejob")
 
 BATCH = 2000  # calls that share one commit at most
-RETENTION: Mapping[State, Duration] = {
-    State.COMPLETED: "7d",
-    State.CANCELLED: "7d",
-    State.DISCARDED: "180d",
-}
-PRUNED_AT_ONCE = 500
+SWEPT_AT_ONCE = 500
+REPLAYED_AT_ONCE = 100  # letters that share a commit
 
 
 @dataclass(frozen=True)
@@ -119,13 +126,15 @@ class App:
         self.secret = _secret(secret)
         self.retry = retry or Retry()
         self.max_args = max_args
-        self.retention = _retention(retention or {})
+        self.retention = {**DEFAULT, **ages(retention or {})}
         self.store = store or open_store(url, duration(admission_timeout).total_seconds())
         self.tasks: dict[str, Task[..., Any]] = {}
         self.queues: dict[str, Queue] = {"default": Queue(name="default")}
+        self.schedules = Schedules(self)
         self.portal = Portal()
         self.ledger = Ledger(self.store)
         self.log = log
+        self._mended = 0  # how many of the jobs that wait the sweep has looked at
 
     # ── registering ───────────────────────────────────────────────────────────────────────────────
 
@@ -147,6 +156,8 @@ class App:
         give_up_on: tuple[type[Exception], ...] = (),
         expires_in: Duration | None = None,
         partition: str | Callable[..., object] | None = None,
+        replay: Replay | None = None,
+        retention: Mapping[State | str, Duration] | None = None,
     ) -> _Register: ...
     def task(
         self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **policies: Any
@@ -165,6 +176,34 @@ class App:
         self.queues.setdefault(task.queue, Queue(name=task.queue))
         self.tasks[name] = task
         return task
+
+    def cron(
+        self,
+        line: str | None = None,
+        /,
+        *,
+        every: Duration | None = None,
+        timezone: str = "UTC",
+        overlap: Unique | Fluent | bool | None = KEEP,
+        missed: Missed = "one",
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> _Schedule:
+        """Run a task by a cron line, or every so often; written above @app.task, or above a function.
+
+        A tick that meets the schedule's own unfinished job is settled by `overlap`, ticks that nobody was
+        there to make by `missed`: "skip", "one" for all of them, or "all", up to a hundred.
+        """
+
+        def declare(task: Task[..., Any] | Callable[..., Any]) -> Task[..., Any]:
+            task = task if isinstance(task, Task) else self._register(task, task.__name__, {})
+            call = task.call(*args, **(kwargs or {}))
+            policies = {"timezone": timezone, "overlap": overlap, "missed": missed}
+            self.schedules.declare(call, line_of(line, every), name=name, **policies)
+            return task
+
+        return cast("_Schedule", declare)
 
     def queue(
         self,
@@ -212,19 +251,65 @@ class App:
 
     async def admit(self, task: Task[..., R], request: Request, connection: Any = None) -> Admission[R]:
         """Settle one request and count it."""
+        if request.blockers is not None:
+            request = await self._reaching(task, request)
         if connection is not None:
             [verdict] = await self._apply_within(connection, [request])
         else:
             [verdict] = self._counted([request], await self.store.apply([admission_step(request)]))
+        if not is_quiet(request, verdict):
+            verdict = await self._settled_in(task, request, verdict, connection)
         return self._admitted(task, verdict)
 
     def admit_now(self, task: Task[..., R], request: Request, connection: Any = None) -> Admission[R]:
         """Settle one request from blocking code."""
+        if request.blockers is not None:
+            request = self.portal.run(self._reaching(task, request))
         if connection is not None:
             [verdict] = self._apply_within_now(connection, [request])
         else:
             [verdict] = self._counted([request], self.store.apply_now([admission_step(request)]))
+        if not is_quiet(request, verdict):
+            verdict = self._settled_in_now(task, request, verdict, connection)
         return self._admitted(task, verdict)
+
+    async def _reaching(self, task: Task[..., Any], request: Request) -> Request:
+        """Find out what the chains that a request waits for wait for themselves."""
+        talk = dependants.reach(list(chains_named(request.blockers)), task.awaited)
+        reaches = await dependants.converse(talk, self.store, self.store.apply)
+        return msgspec.structs.replace(request, reaches=reaches)
+
+    async def _settled_in(
+        self, task: Task[..., Any], request: Request, verdict: Verdict, connection: Any
+    ) -> Verdict:
+        talk = dependants.settle_in(request, verdict, task.awaited)
+        apply = partial(self.store.apply_within, connection) if connection is not None else self.store.apply
+        return await dependants.converse(talk, self.store, apply)
+
+    def _settled_in_now(
+        self, task: Task[..., Any], request: Request, verdict: Verdict, connection: Any
+    ) -> Verdict:
+        store, talk = self.store, dependants.settle_in(request, verdict, task.awaited)
+        apply = partial(store.apply_within_now, connection) if connection is not None else store.apply_now
+        return dependants.converse_now(talk, self.portal.run, store, apply)
+
+    async def refuse_cycle(self, job: Job, continuation: Job) -> None:
+        """Refuse a continuation that would wait for its own chain, by way of others."""
+        talk = dependants.reach(continuation.awaits, {})
+        if job.chain_id in await dependants.converse(talk, self.store, self.store.apply):
+            raise BlockerCycle(f"{continuation.task} would wait for its own chain, {job.chain_id}.")
+
+    async def expect_blockers(self, job: Job) -> None:
+        """Let the chains that a job waits for know of it, once it is there."""
+        talk = dependants.expect(job.id, job.awaits, {})
+        await dependants.converse(talk, self.store, self.store.apply)
+
+    async def tell_dependants(self, ended: Iterable[Job | None]) -> int:
+        """Tell whoever waits for jobs that have ended; answer how many that changes."""
+        chains = [job.chain_id for job in ended if job is not None and job.is_terminal and is_awaited(job)]
+        if not chains:
+            return 0
+        return await dependants.converse(dependants.tell(chains), self.store, self.store.apply)
 
     def _admitted(self, task: Task[..., R], verdict: Verdict | OnejobError) -> Admission[R]:
         admission = self._dress(task, verdict)
@@ -256,29 +341,46 @@ class App:
             self.store.tally_within_now(connection, tallies)
         return verdicts
 
-    async def enqueue_many(self, calls: Iterable[Call[R]], *, connection: Any = None) -> list[Admission[R]]:
-        """Enqueue calls in order and answer each in its place; a request that is rejected is an outcome here.
+    async def enqueue_many(
+        self, calls: Iterable[Call[R]], *, connection: Any = None, awaited: bool = False
+    ) -> list[Admission[R]]:
+        """Enqueue calls in order and answer each in its place; what is rejected is an outcome here.
 
-        Every call is checked before any is stored. Atomic per key; as a whole with connection=.
+        Every call is checked before any is stored. Atomic per key; as a whole with connection=. Say `awaited`
+        if something will wait for all of them: it is noted on each as it is written.
         """
         calls = list(calls)
-        requests = _requests(self, calls)
+        requests = _requests(self, calls, awaited=awaited)
+        for index in _blocked(requests):
+            requests[index] = await self._reaching(calls[index].task, requests[index])
         if connection is not None:
-            return self._dress_all(calls, await self._apply_within(connection, requests))
-        verdicts: list[Any] = []
-        for batch in batches(requests):
-            verdicts += self._counted(batch, await self.store.apply([admission_step(r) for r in batch]))
+            verdicts = await self._apply_within(connection, requests)
+        else:
+            verdicts = []
+            for batch in batches(requests):
+                verdicts += self._counted(batch, await self.store.apply([admission_step(r) for r in batch]))
+        for index in _unquiet(requests, verdicts):
+            given = (calls[index].task, requests[index], verdicts[index], connection)
+            verdicts[index] = await self._settled_in(*given)
         return self._dress_all(calls, verdicts)
 
-    def enqueue_many_sync(self, calls: Iterable[Call[R]], *, connection: Any = None) -> list[Admission[R]]:
+    def enqueue_many_sync(
+        self, calls: Iterable[Call[R]], *, connection: Any = None, awaited: bool = False
+    ) -> list[Admission[R]]:
         """Do `enqueue_many` from blocking code."""
         calls = list(calls)
-        requests = _requests(self, calls)
+        requests = _requests(self, calls, awaited=awaited)
+        for index in _blocked(requests):
+            requests[index] = self.portal.run(self._reaching(calls[index].task, requests[index]))
         if connection is not None:
-            return self._dress_all(calls, self._apply_within_now(connection, requests))
-        verdicts: list[Any] = []
-        for batch in batches(requests):
-            verdicts += self._counted(batch, self.store.apply_now([admission_step(r) for r in batch]))
+            verdicts = self._apply_within_now(connection, requests)
+        else:
+            verdicts = []
+            for batch in batches(requests):
+                verdicts += self._counted(batch, self.store.apply_now([admission_step(r) for r in batch]))
+        for index in _unquiet(requests, verdicts):
+            given = (calls[index].task, requests[index], verdicts[index], connection)
+            verdicts[index] = self._settled_in_now(*given)
         return self._dress_all(calls, verdicts)
 
     def _dress_all(self, calls: Sequence[Call[R]], verdicts: Sequence[Any]) -> list[Admission[R]]:
@@ -372,20 +474,84 @@ class App:
         now = self.store.now()
         return [job for job in found if lifecycle.holding(job, now) or job.next_key is not None]
 
-    async def dead(self, *, task: str | None = None, limit: int = 100) -> list[Job]:
-        """List dead letters, newest first."""
-        return await self.jobs(state=State.DISCARDED, task=task, limit=limit)
+    async def dead(self, *, limit: int = 100, **which: Unpack[Which]) -> list[Job]:
+        """List dead letters, the latest dead first: all, or by task, queue, error, message and age."""
+        found: list[Job] = []
+        page = max(min(limit, letters.PAGE), 1)
+        async for some in letters.find(self.store, self.namespace, which, page):
+            found += some
+            if len(found) >= limit:
+                break
+        return found[:limit]
+
+    async def dead_groups(self, **which: Unpack[Which]) -> list[DeadGroup]:
+        """Gather dead letters that died of the same: per task, type of error and message."""
+        groups = letters.Groups()
+        async for some in letters.find(self.store, self.namespace, which):
+            groups.add(some)
+        return groups.sorted()
 
     async def cancel(self, job_id: str, *, successors: bool = False, reason: str = "cancelled") -> Job:
         """End a waiting job, or tell a running one to stop; with successors, the one behind it too."""
         act = partial(lifecycle.cancel, reason=reason, successors=successors)
+        behind = await self._behind(job_id) if successors else None
         job: Job = await self._on_job(job_id, act, "cancel")
+        await self.tell_dependants([job, *(await self.store.get([behind.id]) if behind else [])])
         return job
 
-    async def delete(self, job_id: str) -> Job:
-        """Remove a job that does not run, and free what it holds."""
+    async def _behind(self, job_id: str) -> Job | None:
+        job = await self.job(job_id)
+        return None if job.key is None else (await self.store.look(job.key)).successor
+
+    async def delete(self, job_id: str, *, force: bool = False) -> Job:
+        """Remove a job that does not run, and free what it holds.
+
+        Refused while other jobs wait for its chain; with force these wait on, for what will not come.
+        """
+        waiting = [] if force else await self._waiting_for(job_id)
+        if waiting:
+            raise InvalidCall(
+                f"{len(waiting)} jobs wait for job {job_id}, such as {waiting[0].id}: cancel those, or force."
+            )
         job: Job = await self._on_job(job_id, lifecycle.delete, "delete")
         return job
+
+    async def _waiting_for(self, job_id: str) -> list[Job]:
+        job = await self.job(job_id)
+        return await self.store.find(Filter(awaits=[job.chain_id])) if is_awaited(job) else []
+
+    # ── chains ────────────────────────────────────────────────────────────────────────────────────
+
+    def chain(self, chain_id: str) -> Chain[Any]:
+        """Name a chain by its id, which is its first job's."""
+        return Chain(self, chain_id)
+
+    async def chains(self, *, state: State | str | None = None, limit: int = 100) -> list[Job]:
+        """List chains, newest first, each by the job that it has come to; `state` is the chain's status."""
+        wanted = None if state is None else _state(state)
+        found: list[Job] = []
+        offset = 0
+        while len(found) < limit:
+            page = await self.store.find(Filter(namespace=self.namespace, limit=SWEPT_AT_ONCE, offset=offset))
+            tails = await self.store.tails([job.id for job in page if not job.chain_index])
+            found += [job for job in tails if job is not None and wanted in {None, lifecycle.phase(job)}]
+            offset += len(page)
+            if len(page) < SWEPT_AT_ONCE:
+                break
+        return found[:limit]
+
+    async def finished(self, job: Job) -> tuple[Finished, ...]:
+        """Read the chains that a job has waited for, in their order."""
+        tails = await self.store.tails(job.awaits)
+        return tuple(
+            Finished(tail, task.signature.returns if (task := self.tasks.get(tail.task)) else Any)
+            for tail in tails
+            if tail is not None
+        )
+
+    async def waiting_for(self, chain_id: str, *, limit: int = 100) -> list[Job]:
+        """List the jobs that wait for a chain."""
+        return await self.store.find(Filter(awaits=[chain_id], limit=limit))
 
     async def _on_job(self, job_id: str, act: Callable[[View], Any], verb: str) -> Any:
         answer: Any
@@ -397,15 +563,96 @@ class App:
             raise InvalidCall(f"Job {job_id} is {job.state}, so it cannot be {_participle(verb)}.")
         return answer
 
-    async def replay(self, job_id: str) -> Admission[Any]:
-        """Bring a dead letter back; it may come out created, kept or stale."""
-        verdict: Verdict = await self._on_job(job_id, replay, "replay")
-        task = self.tasks.get(verdict.job.task)
-        return Admission(self, verdict, task.signature.returns if task else Any)
+    async def replay(self, job_id: str, *, args: Mapping[str, Any] | None = None) -> Admission[Any]:
+        """Bring a dead letter back, perhaps with other arguments; it may come out created, kept or stale."""
+        [answer] = await self.replay_many([job_id], args=args)
+        if isinstance(answer, OnejobError):
+            raise answer
+        if answer is None:
+            job = await self.job(job_id)
+            raise InvalidCall(f"Job {job_id} is {job.state}, so it cannot be replayed.")
+        return answer
 
-    async def replay_dead(self, *, task: str | None = None, limit: int = 1000) -> list[Admission[Any]]:
-        """Bring back every dead letter, or those of one task."""
-        return [await self.replay(job.id) for job in await self.dead(task=task, limit=limit)]
+    async def replay_many(
+        self, ids: Sequence[str], *, args: Mapping[str, Any] | None = None
+    ) -> list[Admission[Any] | OnejobError | None]:
+        """Bring dead letters back in one commit, and answer each in its place.
+
+        None stands for one that is no dead letter any more, an error for one that may not be edited so.
+        """
+        act = replay if args is None else partial(replay, edit=partial(self._edit, dict(args)))
+        answers = await self.store.apply([Step(act, job_id) for job_id in ids])
+        await self._count_replays(ids, answers)
+        return [self._dress_replay(answer) for answer in answers]
+
+    async def replay_dead(
+        self, *, limit: int = 1000, args: Mapping[str, Any] | None = None, **which: Unpack[Which]
+    ) -> list[Admission[Any]]:
+        """Bring back all dead letters, or those that are meant, in batches; see `dead` for which.
+
+        The latest dead come first, so that of two with one key the newer gets it.
+        """
+        ids = [job.id for job in await self.dead(limit=limit, **which)]
+        admissions: list[Admission[Any]] = []
+        for some in parts(ids, REPLAYED_AT_ONCE):
+            for answer in await self.replay_many(some, args=args):
+                if isinstance(answer, OnejobError):
+                    raise answer
+                admissions += [] if answer is None else [answer]
+        return admissions
+
+    async def dead_ids(self, **which: Unpack[Which]) -> list[str]:
+        """List the ids of dead letters, however many, the latest dead first."""
+        found: list[str] = []
+        async for some in letters.find(self.store, self.namespace, which):
+            found += [job.id for job in some]
+        return found
+
+    def _edit(self, args: dict[str, Any], job: Job) -> Job:
+        return self.task_named(job.task).edited(job, args)
+
+    def _dress_replay(self, answer: Verdict | OnejobError | None) -> Admission[Any] | OnejobError | None:
+        if not isinstance(answer, Verdict):
+            return answer
+        task = self.tasks.get(answer.job.task)
+        return Admission(self, answer, task.signature.returns if task else Any)
+
+    async def _count_replays(self, ids: Sequence[str], answers: Sequence[Any]) -> None:
+        """Count the letters for which another job stood, as any request is."""
+        absorbed = {
+            job_id: answer
+            for job_id, answer in zip(ids, answers, strict=True)
+            if isinstance(answer, Verdict) and answer.outcome in DEDUPLICATED
+        }
+        for letter in await self.store.get(list(absorbed)) if absorbed else ():
+            if letter is not None:
+                verdict = absorbed[letter.id]
+                self.ledger.count(
+                    Tally(letter.namespace, letter.task, str(verdict.outcome), verdict.job.id, 1)
+                )
+
+    async def replay_due(self) -> Counter[Outcome]:
+        """Bring back the dead letters whose time has come, so many at most; tell what they came to."""
+        outcomes: Counter[Outcome] = Counter()
+        for name, task in self.tasks.items():
+            if task.replay is not None:
+                outcomes += await self._replay_due(name, task.replay)
+        return outcomes
+
+    async def _replay_due(self, task: str, policy: Replay) -> Counter[Outcome]:
+        wanted = Filter(namespace=self.namespace, task=task, returns_by=self.store.now(), limit=SWEPT_AT_ONCE)
+        ids = [job.id for job in await self.store.find(wanted)]
+        outcomes: Counter[Outcome] = Counter()
+        for some in parts(ids, REPLAYED_AT_ONCE):
+            answers = await self.store.apply([Step(partial(come_back, policy=policy), one) for one in some])
+            await self._count_replays(some, answers)
+            outcomes.update(answer.outcome for answer in answers if isinstance(answer, Verdict))
+        return outcomes
+
+    def replay_of(self, job: Job) -> Replay | None:
+        """Tell how a job's task has its dead letters replayed."""
+        task = self.tasks.get(job.task)
+        return None if task is None else task.replay
 
     async def release(self, key: str | bytes, *, force: bool = False) -> Job | None:
         """Free a key by hand; None if nobody holds it. While its holder runs, this needs force."""
@@ -448,49 +695,55 @@ class App:
         """
         await self.discard_late()
         expired = await self.store.find(
-            Filter(leased_until=self.store.now(), limit=PRUNED_AT_ONCE, newest_first=False)
+            Filter(leased_until=self.store.now(), limit=SWEPT_AT_ONCE, newest_first=False)
         )
-        stranded = await self.store.find(Filter(stranded=True, limit=PRUNED_AT_ONCE))
+        stranded = await self.store.find(Filter(stranded=True, limit=SWEPT_AT_ONCE))
         rescued = await self.store.apply(
-            [Step(partial(lifecycle.expire, merge=self.merge), job.id) for job in expired]
+            [
+                Step(partial(lifecycle.expire, merge=self.merge, replay=self.replay_of(job)), job.id)
+                for job in expired
+            ]
         )
         repaired = await self.store.apply([Step(lifecycle.repair, job.id) for job in stranded])
-        return sum(job is not None for job in rescued), sum(job is not None for job in repaired)
+        await self.tell_dependants(job for job in rescued if isinstance(job, Job))
+        told = await self._mend()
+        return sum(job is not None for job in rescued), sum(job is not None for job in repaired) + told
 
     async def discard_late(self) -> int:
         """End waiting jobs that have expired, in bounded batches; tell how many."""
         ended = 0
         while True:
             late = await self.store.find(
-                Filter(late_by=self.store.now(), limit=PRUNED_AT_ONCE, newest_first=False)
+                Filter(late_by=self.store.now(), limit=SWEPT_AT_ONCE, newest_first=False)
             )
             answers = await self.store.apply([Step(lifecycle.discard_late, job.id) for job in late])
-            done = sum(isinstance(job, Job) for job in answers)
-            ended += done
-            if len(late) < PRUNED_AT_ONCE or not done:
+            done = [job for job in answers if isinstance(job, Job)]
+            await self.tell_dependants(done)
+            ended += len(done)
+            if len(late) < SWEPT_AT_ONCE or not done:
                 return ended
 
-    async def prune(self) -> int:
-        """Forget ended jobs past their retention, in bounded batches; tell how many went."""
-        return sum([await self._prune(state, age) for state, age in self.retention.items()])
+    async def _mend(self) -> int:
+        """Bring news that a dying process did not, to the next some of those who wait."""
+        looked, told = await dependants.converse(dependants.mend(self._mended), self.store, self.store.apply)
+        self._mended = self._mended + looked - told if looked == dependants.PAGE else 0
+        return told
 
-    async def _prune(self, state: State, age: timedelta) -> int:
-        gone = skipped = 0
-        while True:
-            wanted = Filter(
-                states=frozenset({state}),
-                ended_before=self.store.now() - age,
-                limit=PRUNED_AT_ONCE,
-                offset=skipped,
-                newest_first=False,
-            )
-            found = await self.store.find(wanted)
-            answers = await self.store.apply([Step(lifecycle.prune, job.id) for job in found])
-            deleted = answers.count("deleted")
-            gone += deleted
-            skipped += len(answers) - deleted  # tombstones stay where they are
-            if len(found) < PRUNED_AT_ONCE:
-                return gone
+    async def prune(self, *, dry_run: bool = False, tell: retention.Tell = lambda _: None) -> int:
+        """Forget ended jobs past their retention, in bounded batches; tell how many went, or would."""
+        one = retention.Pass(self.store, self.namespace, tell)
+        done = await one.run(self._retention_rules(), dry=dry_run)
+        if not dry_run:
+            self.ledger.flush()
+            await self.store.fold(self.namespace)
+        return done.deleted
+
+    async def prune_in_turn(self) -> Pruned | None:
+        """Do the same as one of many workers: from where the last left off, and only if it is time."""
+        return await retention.take_turn(self.store, self.namespace, self._retention_rules())
+
+    def _retention_rules(self) -> list[retention.Rule]:
+        return retention.rules(self.retention, {name: task.retention for name, task in self.tasks.items()})
 
     # ── looking after queues ──────────────────────────────────────────────────────────────────────
 
@@ -554,6 +807,7 @@ class App:
         With `history`, what has ended goes along too. `tell` hears how many jobs were looked at, of how many.
         """
         self.ledger.flush()
+        await self.schedules.carry(target.schedules)
         return await move(self.store, target.store, history=history, tell=tell)
 
     def merge(self, older: Job, newer: Job) -> Job:
@@ -619,7 +873,30 @@ class _Register:
         raise NotImplementedError
 
 
-def _requests(app: App, calls: Sequence[Call[Any]]) -> list[Request]:
+class _Schedule:
+    """The type of `app.cron(…)` as a decorator."""
+
+    @overload
+    def __call__(self, task: Task[P, R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, task: Any, /) -> Task[..., Any]:
+        """Never called: a decorator of this shape is what `app.cron` returns."""
+        raise NotImplementedError
+
+
+def _blocked(requests: Sequence[Request]) -> list[int]:
+    return [index for index, request in enumerate(requests) if request.blockers is not None]
+
+
+def _unquiet(requests: Sequence[Request], verdicts: Sequence[Any]) -> list[int]:
+    pairs = zip(requests, verdicts, strict=True)
+    return [index for index, (request, verdict) in enumerate(pairs) if not is_quiet(request, verdict)]
+
+
+def _requests(app: App, calls: Sequence[Call[Any]], *, awaited: bool) -> list[Request]:
     for call in calls:
         if not isinstance(call, Call):
             raise InvalidCall(f"{call!r} is no call: write task.call(…).")
@@ -627,7 +904,10 @@ def _requests(app: App, calls: Sequence[Call[Any]]) -> list[Request]:
             raise InvalidCall(f"{call.task.name} belongs to another app: enqueue it there.")
     if any(call.task.connection is not None for call in calls):
         raise InvalidCall("A batch has one transaction: give connection= to enqueue_many, not to its calls.")
-    return [call.request() for call in calls]
+    requests = [call.request() for call in calls]
+    if not awaited:
+        return requests
+    return [msgspec.structs.replace(one, traits=one.traits | Trait.AWAITED) for one in requests]
 
 
 def refused(app: App, admission: Admission[Any]) -> OnejobError:
@@ -646,7 +926,12 @@ def refused(app: App, admission: Admission[Any]) -> OnejobError:
 
 def batches(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
     """Part a long list of requests into what one commit takes."""
-    return (requests[start : start + BATCH] for start in range(0, len(requests), BATCH))
+    return parts(requests, BATCH)
+
+
+def parts(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Part a long list."""
+    return (things[start : start + size] for start in range(0, len(things), size))
 
 
 def tallies_of(requests: Sequence[Request], verdicts: Sequence[Any]) -> list[Tally]:
@@ -750,20 +1035,6 @@ def _secret(secret: str | bytes | None) -> bytes | None:
     return secret.encode() if isinstance(secret, str) else secret
 
 
-def _retention(chosen: Mapping[State | str, Duration]) -> dict[State, timedelta]:
-    return {
-        state: duration(age)
-        for state, age in {**RETENTION, **{_ended(s): a for s, a in chosen.items()}}.items()
-    }
-
-
-def _ended(state: State | str) -> State:
-    if state in RETENTION:
-        return State(state)
-    known = ", ".join(RETENTION)
-    raise InvalidPolicy(f"retention={{{str(state)!r}: …}}: only {known} jobs are kept and forgotten.")
-
-
 def _state(name: State | str) -> State:
     try:
         return State(name)
@@ -783,4 +1054,4 @@ def _key(key: str | bytes | None) -> bytes | None:
 
 
 def _participle(verb: str) -> str:
-    return {"cancel": "cancelled", "delete": "deleted", "replay": "replayed"}[verb]
+    return {"cancel": "cancelled", "delete": "deleted"}[verb]

@@ -4,18 +4,45 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from onejob.errors import NoCurrentJob
+from onejob.continuing import chosen_next, written_next
+from onejob.errors import CompletionError, ContinuationError, InvalidCall, NoCurrentJob, NotCommitted
 from onejob.job import Job
-from onejob.lifecycle import gives_way
+from onejob.lifecycle import Completed, gives_way
+from onejob.payload import encode
+from onejob.transaction import Transaction
 
 if TYPE_CHECKING:
     from onejob.app import App
+    from onejob.tasks import Call
+
+T = TypeVar("T")
 
 _running: ContextVar[Context | None] = ContextVar("onejob_running", default=None)
+
+
+class Finished:
+    """A chain that this job has waited for."""
+
+    __slots__ = ("_returns", "job")
+
+    def __init__(self, job: Job, returns: Any) -> None:
+        self.job = job
+        self._returns = returns
+
+    @property
+    def result(self) -> Any:
+        """What its last job returned; raises JobFailed or JobCancelled if it did not complete."""
+        from onejob.admission import result_of
+
+        return result_of(self.job, self._returns)
+
+    def __repr__(self) -> str:
+        """Name the chain and how it ended."""
+        return f"<Finished {self.job.chain_id} {self.job.state}>"
 
 
 class Context:
@@ -27,6 +54,11 @@ class Context:
         self.deadline = deadline
         self.stop = False  # set on the loop, read in the run's own thread
         self.told: bytes | None = None
+        self.blockers: tuple[Finished, ...] = ()  # the chains that this job has waited for, in order
+        self.continuation: Job | None = None  # what goes on with its chain, as its handler has chosen
+        self.block: Literal["open", "in doubt"] | None = None  # of transaction(): not ended, or maybe not
+        self.result: object = None  # as it was told inside that
+        self.settled: Job | None = None  # as that has completed it
 
     @property
     def attempt(self) -> int:
@@ -38,9 +70,29 @@ class Context:
         """Whether this run has been told to stop; plain functions should look now and then."""
         return self.stop
 
+    @property
+    def completing(self) -> bool:
+        """Whether a transaction of the run's own has completed the job, or may have by now."""
+        return self.settled is not None or self.block == "in doubt"
+
     def progress(self, fraction: float, message: str = "") -> None:
         """Tell how far the run is, from 0 to 1; stored within a second."""
         self.told = msgspec.json.encode({"fraction": min(max(float(fraction), 0.0), 1.0), "message": message})
+
+    def continue_with(self, call: Call[Any]) -> None:
+        """Let a call be the next job of this chain; it is made when, and only if, this run completes."""
+        if self.continuation is not None:
+            raise ContinuationError("continue_with can only be called once")
+        if self.completing:
+            raise ContinuationError("The job is completed already: call continue_with inside transaction().")
+        if not hasattr(call, "task"):
+            raise InvalidCall(f"continue_with({call!r}): write continue_with(task.call(…)).")
+        if call.task.connection is not None:
+            raise InvalidCall("A continuation is written with its run's completion: leave connection= out.")
+        chosen = chosen_next(self.job, call, self.app.store.now())
+        if chosen.blockers is not None:
+            self.app.portal.run(self.app.refuse_cycle(self.job, chosen))
+        self.continuation = chosen
 
     async def is_latest(self) -> bool:
         """Tell whether no newer request of this key has been admitted since."""
@@ -49,6 +101,48 @@ class Context:
         view = await self.app.store.look(self.job.key)
         newer = view.successor is not None and view.successor.id != self.job.id
         return not newer and not gives_way(self.job, view.mark)
+
+    def transaction(self, *, connection: Any = None) -> Transaction:
+        """Complete the job in one transaction with your own writes: `async with`, or `with` in a thread.
+
+        It gives a connection to write on, and commits. With connection= it is yours, and you commit.
+        """
+        return Transaction(self, connection)
+
+    def returns(self, value: T) -> T:
+        """Tell the job's result inside transaction(), for what the handler returns comes after the commit."""
+        if self.block != "open":
+            raise CompletionError(
+                "returns() is for the inside of transaction(): elsewhere, return the value."
+            )
+        self._encoded(value)  # what cannot be stored must not be committed
+        self.result = value
+        return value
+
+    def completed(self, value: object) -> Completed:
+        """Turn what the handler returned, or told inside transaction(), into how its run ends."""
+        result = self._encoded(value)
+        if self.continuation is None and self.job.following is not None:
+            self.continuation = written_next(self.job, result, self.app.store.now())
+        return Completed(result, self.continuation)
+
+    def ended(self, value: object) -> Completed:
+        """Turn what the handler returned into how its run has ended, which a transaction() may have said."""
+        if self.block == "in doubt":
+            raise NotCommitted
+        if self.settled is None:
+            return self.completed(value)
+        if value is not None and self._encoded(value) != self.settled.result:
+            self.app.log.warning(
+                "job %s (%s) returned a value that is dropped, for its transaction had completed it: "
+                "tell it inside, by current().returns(value)",
+                self.job.id,
+                self.job.task,
+            )
+        return Completed(self.settled.result, self.continuation)
+
+    def _encoded(self, value: object) -> bytes:
+        return encode(value, f"The result of {self.job.task}", self.app.max_args)
 
     def is_latest_sync(self) -> bool:
         """Tell the same from a plain function."""

@@ -6,6 +6,7 @@ stores only promise to run it atomically. Read `judge` first: it is the list of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal, cast
@@ -13,9 +14,23 @@ from typing import Any, Literal, cast
 import msgspec
 
 from onejob import lifecycle
-from onejob.errors import MergeFailed
-from onejob.job import UNSTARTED, WAITING, Changes, Job, Mark, Retry, State, Trait, View, alter, fingerprint
-from onejob.lifecycle import due, hold, holding, phase, supersede
+from onejob.blockers import expect_again
+from onejob.errors import BlockerCycle, MergeFailed
+from onejob.job import (
+    UNSTARTED,
+    WAITING,
+    Changes,
+    Job,
+    Mark,
+    Replay,
+    Retry,
+    State,
+    Trait,
+    View,
+    alter,
+    fingerprint,
+)
+from onejob.lifecycle import due, hold, holding, inherit, phase, ready, supersede
 from onejob.merge import combine
 from onejob.policy import Unique
 
@@ -67,6 +82,12 @@ class Request(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     expires_in: timedelta | None = None
     partition: str | None = None
     max_depth: int | None = None  # how many jobs may wait in its queue
+    blockers: bytes | None = None  # as in Job
+    arrived: bytes | None = None
+    reaches: frozenset[str] = frozenset()  # the chains that its blockers wait for, and the blockers
+    excludes: frozenset[str] = frozenset()  # chains that are not in its way
+    following: bytes | None = None
+    traits: int = Trait.NONE  # about its chain and its blockers
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
@@ -80,6 +101,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     refusal: Refusal | None = None  # why it was rejected
     shadow: Outcome | None = None
     depth: int | None = None  # how many jobs waited in a queue that was full
+    superseded: Job | None = None  # the job that ended in favour of this one, as it was
 
 
 # ── deciding ──────────────────────────────────────────────────────────────────────────────────────
@@ -127,6 +149,8 @@ def judge(request: Request, policy: Unique, view: View) -> Changes:
         return take_over(
             request, policy, view, Outcome.CREATED, "The holder is outside the policy's states or window."
         )
+    if standing.chain_id in request.excludes:
+        return take_over(request, policy, view, Outcome.CREATED, "The request excludes the holder's chain.")
     if policy.edges == "first+last":
         return trail(request, policy, view, standing)
     if standing is view.successor or phase(standing) in UNSTARTED:
@@ -234,9 +258,11 @@ def take_over(request: Request, policy: Unique, view: View, outcome: Outcome, re
     job = hold(make(request, view.now), view.now)
     updates = [lifecycle.detach(view.holder)] if view.holder else []
     if view.successor is not None:
-        job = merged(view.successor, job, policy)
+        refuse_cycle(request, view.successor)
+        job = inherit(merged(view.successor, job, policy), view.successor)
         updates.append(supersede(view.successor, job.id, view.now))
-    verdict = Verdict(outcome, job, view.holder, reason, differs(request, view.holder))
+    differing = differs(request, view.holder)
+    verdict = Verdict(outcome, job, view.holder, reason, differing, superseded=view.successor)
     return Changes(
         answer=verdict,
         updates=tuple(updates),
@@ -314,10 +340,12 @@ def refresh(request: Request, policy: Unique, view: View, standing: Job) -> Chan
 
 def replace(request: Request, policy: Unique, view: View, standing: Job) -> Changes:
     """Cancel the waiting job and put the newcomer in its place, in one step."""
-    job = make(request, view.now)
+    refuse_cycle(request, standing)
+    job = inherit(make(request, view.now), standing)
     if policy.keep_schedule:
-        state = standing.state if standing.state in WAITING else due(standing.run_at, view.now)
-        job = alter(job, run_at=standing.run_at, place=standing.place, state=state)
+        job = alter(job, run_at=standing.run_at, place=standing.place)
+        kept = standing.state in {State.SCHEDULED, State.AVAILABLE} and not job.is_blocked
+        job = alter(job, state=standing.state if kept else ready(job, view.now))
     if standing is view.successor:
         job = alter(job, state=State.PENDING, next_key=job.key)
         superseded = supersede(standing, job.id, view.now)
@@ -325,7 +353,8 @@ def replace(request: Request, policy: Unique, view: View, standing: Job) -> Chan
         job = hold(job, view.now)
         superseded = supersede(standing, job.id, view.now)
     reason = f"The {standing.state} job {standing.id} was cancelled in favour of this one."
-    verdict = Verdict(Outcome.REPLACED, job, standing, reason, differs(request, standing))
+    differing = differs(request, standing)
+    verdict = Verdict(Outcome.REPLACED, job, standing, reason, differing, superseded=standing)
     return Changes(
         answer=verdict,
         updates=(superseded,),
@@ -338,6 +367,8 @@ def follow(request: Request, policy: Unique, view: View, reason: str) -> Changes
     """Make, or update, the one job that runs after the present holder ends."""
     if view.successor is not None:
         return refresh(request, policy, view, view.successor)
+    if view.holder is not None:
+        refuse_cycle(request, view.holder)
     job = make(request, view.now)
     job = alter(job, state=State.PENDING, next_key=job.key)
     verdict = Verdict(Outcome.RERUN, job, view.holder, reason, differs(request, view.holder))
@@ -354,7 +385,7 @@ def trail(request: Request, policy: Unique, view: View, standing: Job) -> Change
     job = make(request, view.now)
     job = alter(job, run_at=max(job.run_at, ends), traits=job.traits | Trait.TRAILING)
     if standing.is_terminal:
-        job = hold(alter(job, state=due(job.run_at, view.now)), view.now)
+        job = hold(alter(job, state=ready(job, view.now)), view.now)
         updates: tuple[Job, ...] = (alter(standing, held_key=None),)
     else:
         job = alter(job, state=State.PENDING, next_key=job.key)
@@ -371,7 +402,7 @@ def trail(request: Request, policy: Unique, view: View, standing: Job) -> Change
 
 def admit_unheld(request: Request, view: View, judged: Verdict) -> Changes:
     """Admit what a shadow policy would have absorbed, without hold, order or version."""
-    job = alter(make(request, view.now), traits=Trait.NONE, version=None, holds=0)
+    job = alter(make(request, view.now), traits=request.traits, version=None, holds=0)
     reason = f"Shadow: the policy would have answered {judged.outcome}."
     verdict = Verdict(
         Outcome.CREATED, job, judged.holder, reason, judged.payload_differs, shadow=judged.outcome
@@ -390,7 +421,7 @@ def make(request: Request, now: datetime) -> Job:
     if policy is not None and policy.wait is not None:
         latest_at = None if policy.max_wait is None else now + cast("timedelta", policy.max_wait)
         run_at = debounced(policy, now, latest_at)
-    return Job(
+    job = Job(
         id=request.id,
         namespace=request.namespace,
         task=request.task,
@@ -407,7 +438,7 @@ def make(request: Request, now: datetime) -> Job:
         timeout=request.timeout,
         key=request.key,
         holds=0 if policy is None else policy.holds,
-        traits=Trait.NONE if policy is None else policy.traits,
+        traits=request.traits if policy is None else policy.traits | request.traits,
         within=None if policy is None else policy.seconds,
         latest_at=latest_at,
         version=None if policy is not None and policy.shadow else request.version,
@@ -415,7 +446,19 @@ def make(request: Request, now: datetime) -> Job:
         parent_id=request.parent_id,
         expires_at=request.expires_at if request.expires_in is None else now + request.expires_in,
         partition=request.partition,
+        blockers=request.blockers,
+        arrived=request.arrived,
+        following=request.following,
     )
+    return alter(job, state=State.PENDING) if job.is_blocked else job
+
+
+def refuse_cycle(request: Request, standing: Job) -> None:
+    """Refuse a job that would wait for one whose place it is to take."""
+    if standing.chain_id in request.reaches:
+        raise BlockerCycle(
+            f"{request.task} would wait for job {standing.id}, whose place it takes: leave it out of after=."
+        )
 
 
 def debounced(policy: Unique, now: datetime, latest_at: datetime | None) -> datetime:
@@ -498,11 +541,15 @@ def differs(request: Request, other: Job | None) -> bool:
 # ── dead letters ──────────────────────────────────────────────────────────────────────────────────
 
 
-def replay(view: View) -> Changes:
-    """Bring a dead letter back to life; judged as keep, whatever its policy: created, kept or stale."""
+def replay(view: View, *, edit: Callable[[Job], Job] | None = None) -> Changes:
+    """Bring a dead letter back to life; judged as keep, whatever its policy: created, kept or stale.
+
+    `edit` gives it another payload, or refuses to.
+    """
     job = view.job
     if job is None or job.state not in {State.DISCARDED, State.CANCELLED} or job.is_tombstone:
         return Changes()
+    job = job if edit is None else edit(job)
     standing = view.successor or view.holder
     if not job.holds:  # not unique, or admitted in shadow: nobody stands in its way
         return revive(job, view)
@@ -513,6 +560,20 @@ def replay(view: View) -> Changes:
         reason = "A newer version has been admitted since; the dead letter stays where it is."
         return Changes(answer=Verdict(Outcome.STALE, view.marked, standing, reason))
     return revive(job, view)
+
+
+def come_back(view: View, *, policy: Replay) -> Changes:
+    """Replay a letter whose time has come; one that is kept or stale has spent a replay, and waits on."""
+    letter = view.job
+    if letter is None or letter.returns_at is None or letter.returns_at > view.now:
+        return Changes()  # another worker was faster
+    if letter.replays >= policy.times:  # the policy has been cut since it died
+        return Changes(updates=(lifecycle.stay_dead(letter),))
+    changes = replay(view)
+    if changes.answer is None or changes.answer.outcome is Outcome.CREATED:
+        return changes
+    waiting = lifecycle.await_return(alter(letter, replays=letter.replays + 1), policy, view.now)
+    return msgspec.structs.replace(changes, updates=(waiting,))
 
 
 def outranked(job: Job, mark: Mark | None) -> bool:
@@ -529,16 +590,18 @@ def revive(job: Job, view: View) -> Changes:
     if job.version is None and lifecycle.overtaken(job, view.mark):
         job = lifecycle.detach(job)  # it is not the newest again: it runs beside that, and neither gives way
     alive = alter(
-        job,
-        state=State.AVAILABLE,
+        expect_again(job),
         run_at=view.now,
         attempt=0,
+        replays=job.replays + 1,
+        traits=job.traits & ~Trait.RETURNS,
         finished_at=None,
         reason=None,
         superseded_by=None,
         cancel_requested=False,
         expires_at=None if lifecycle.too_late(job, view.now) else job.expires_at,
     )
+    alive = alter(alive, state=ready(alive, view.now))
     alive = hold(alive, view.now) if job.holds else alive
     marks = job.version is not None or bool(job.traits & Trait.NEWEST_WINS)
     mark = remember(job.key, job.version, job.chain_id, view, {job.chain_id}) if marks and job.key else None

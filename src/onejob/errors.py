@@ -2,14 +2,17 @@
 
 OnejobError
 ├── InvalidPolicy            a Unique, Retry or option that cannot be meant
-│   └── InvalidDuration
+│   ├── InvalidDuration
+│   └── InvalidSchedule      a cron line, time zone or schedule that cannot be meant
 ├── InvalidCall              a request that was refused before anything was stored
 │   ├── UnencodableArgument
 │   ├── MissingKeyField
 │   ├── ArgumentsTooLarge
 │   ├── MergeFailed
+│   ├── BlockerCycle         a job would wait for itself
 │   ├── UnknownTask
-│   └── UnknownQueue
+│   ├── UnknownQueue
+│   └── UnknownSchedule
 ├── Duplicate                on_conflict="reject" met a holder; carries the Admission
 │   └── PayloadMismatch      on_mismatch="error" met a holder with another payload
 ├── QueueFull                the queue has as many waiting jobs as max_depth= allows
@@ -19,6 +22,7 @@ OnejobError
 │   ├── StoreUnavailable     disk full, read-only file, lost connection
 │   ├── SchemaMismatch       not our database, or one from a newer version
 │   ├── ForeignConnection    connection= belongs to another database
+│   ├── NoTransactions       the store has no transactions that your writes could be part of
 │   └── WeakStore            the task demands a strength that the store does not declare
 ├── UnknownJob
 ├── ResultError
@@ -27,6 +31,10 @@ OnejobError
 │   ├── ResultGone
 │   ├── NotCovered
 │   └── WouldDeadlock
+├── CompletionError          transaction() did not complete the job; your writes are rolled back
+│   ├── LeaseLost
+│   ├── Superseded
+│   └── NotCommitted
 ├── NoCurrentJob
 └── ContinuationError
 """
@@ -54,6 +62,10 @@ class InvalidDuration(InvalidPolicy):
     """The duration cannot be read; write "30s", "5m", 1.5, a timedelta or "PT10M"."""
 
 
+class InvalidSchedule(InvalidPolicy):
+    """The schedule cannot be read; write a cron line such as "*/5 * * * *"."""
+
+
 class InvalidCall(OnejobError, ValueError):
     """The call cannot become a job."""
 
@@ -74,12 +86,20 @@ class MergeFailed(InvalidCall):
     """The new payload could not be merged into the waiting one, which is unchanged."""
 
 
+class BlockerCycle(InvalidCall):
+    """The job would wait for itself, by way of others."""
+
+
 class UnknownTask(InvalidCall):
     """No task of that name is registered."""
 
 
 class UnknownQueue(InvalidCall):
     """No queue of that name is declared."""
+
+
+class UnknownSchedule(InvalidCall):
+    """No schedule has that name."""
 
 
 class Duplicate(OnejobError):
@@ -134,6 +154,10 @@ class ForeignConnection(StoreError):
     """connection= belongs to another database than the app's; pass a connection to the app's own."""
 
 
+class NoTransactions(StoreError):
+    """This store has no transactions: use SQLite or PostgreSQL, or complete the job by returning."""
+
+
 class WeakStore(StoreError):
     """The task demands more than the store guarantees."""
 
@@ -164,6 +188,22 @@ class NotCovered(ResultError):
 
 class WouldDeadlock(ResultError):
     """This job runs only after the present one ends, so awaiting it here would never return."""
+
+
+class CompletionError(OnejobError):
+    """The job could not be completed in this transaction."""
+
+
+class LeaseLost(CompletionError):
+    """The run is no longer this worker's: another may have taken it over, so nothing was committed."""
+
+
+class Superseded(CompletionError):
+    """A newer request has taken this run's place, so nothing was committed."""
+
+
+class NotCommitted(CompletionError):
+    """The handler ended, but the transaction that completes its job was not committed: commit it."""
 
 
 class NoCurrentJob(OnejobError, RuntimeError):

@@ -1,4 +1,4 @@
-"""The nouns: Job, State, Retry, Mark. Frozen values; the verbs are in `decide` and `lifecycle`."""
+"""The nouns: Job, State, Retry, Replay, Mark. Frozen values; the verbs are in `decide` and `lifecycle`."""
 
 from __future__ import annotations
 
@@ -47,6 +47,21 @@ class Trait:
     NEWEST_WINS = 2  # without its hold it gives way to whoever was admitted after it
     MERGES = 4
     TRAILING = 8  # the window that it opens begins at its run time
+    AWAITED = 16  # somebody waits for its chain
+    FAILS_WITH_BLOCKER = 32  # it ends as a dead letter if a chain that it waits for does
+    AFTER_ALL = 64  # it runs when the chains that it waits for have ended, however they did
+    AFTER_FAILURE = 128  # and only if one of them has failed
+    RETURNS = 256  # a dead letter that comes back by itself at its run time
+
+    OF_CHAIN = RELEASES_AT_START | NEWEST_WINS | MERGES | TRAILING | AWAITED  # what continuations take over
+
+
+class Arrival:
+    """What has become of a chain that a job waits for; one digit each in `Job.arrived`."""
+
+    AWAITED = b"0"
+    COMPLETED = b"1"
+    FAILED = b"2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +98,34 @@ class Retry:
         base, cap = cast("float", self.base), cast("float", self.cap)
         seconds = min(base * self.factor ** min(failures, 64), cap)  # at most 1000^64, which a float holds
         return timedelta(seconds=seconds * (1 + self.jitter * (2 * chance - 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How often and how soon a dead letter comes back by itself: after min(after · factor^replays, cap)."""
+
+    times: int = 3
+    after: Duration = 3600.0
+    factor: float = 2.0
+    cap: Duration = 86400.0
+
+    def __post_init__(self) -> None:
+        """Turn durations into seconds and refuse what cannot be meant."""
+        object.__setattr__(self, "after", duration(self.after).total_seconds())
+        object.__setattr__(self, "cap", duration(self.cap).total_seconds())
+        if type(self.times) is not int or not 1 <= self.times < 2**31:
+            raise InvalidPolicy("Replay(times=…) counts replays: write 1 or more, or leave replay= out.")
+        if not 1 <= self.factor <= LARGEST_FACTOR:
+            raise InvalidPolicy(f"Replay needs 1 ≤ factor ≤ {LARGEST_FACTOR}.")
+        if cast("float", self.cap) < cast("float", self.after):
+            raise InvalidPolicy(
+                "Replay(cap=…) is less than after=: write a cap that lets the first replay be."
+            )
+
+    def delay(self, replays: int) -> timedelta:
+        """Tell how long a letter that has been replayed so often stays dead."""
+        after, cap = cast("float", self.after), cast("float", self.cap)
+        return timedelta(seconds=min(after * self.factor ** min(replays, 64), cap))
 
 
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
@@ -168,9 +211,25 @@ class Job(msgspec.Struct, frozen=True, gc=False):
         return not self.args
 
     @property
+    def is_blocked(self) -> bool:
+        """Whether the job waits for a chain that has not ended."""
+        return self.arrived is not None and Arrival.AWAITED in self.arrived
+
+    @property
+    def awaits(self) -> list[str]:
+        """The chains that must end before the job may start, in the order in which they were named."""
+        return [] if self.blockers is None else msgspec.json.decode(self.blockers, type=list[str])
+
+    @property
     def is_superseded(self) -> bool:
         """Whether a newer job took this one's work over."""
         return self.superseded_by is not None
+
+    @property
+    def returns_at(self) -> datetime | None:
+        """When a dead letter comes back by itself; None if it does not."""
+        returns = self.state is State.DISCARDED and self.traits & Trait.RETURNS
+        return self.run_at if returns else None
 
     def __repr__(self) -> str:
         """Name the job without its arguments: they may be private."""

@@ -22,6 +22,7 @@ from onejob.job import (
     Changes,
     Job,
     Mark,
+    Replay,
     State,
     Trait,
     View,
@@ -72,16 +73,27 @@ def due(run_at: datetime, now: datetime) -> State:
     return State.SCHEDULED if run_at > now else State.AVAILABLE
 
 
+def ready(job: Job, now: datetime) -> State:
+    """Tell the waiting state that a run time means, unless the job waits for other chains."""
+    return State.PENDING if job.is_blocked else due(job.run_at, now)
+
+
 def promote(successor: Job, now: datetime, *, not_before: datetime | None = None) -> Job:
     """Let the successor take its place: it holds the key and may run."""
     run_at = max(successor.run_at, not_before) if not_before else successor.run_at
-    return hold(alter(successor, run_at=run_at, state=due(run_at, now)), now)
+    next_up = alter(successor, run_at=run_at)
+    return hold(alter(next_up, state=ready(next_up, now)), now)
 
 
 def supersede(job: Job, by: str, now: datetime) -> Job:
     """End a job whose work a newer one takes over."""
     ended = finish(job, State.CANCELLED, now, reason=SUPERSEDED)
     return alter(ended, superseded_by=by, held_key=None, next_key=None)
+
+
+def inherit(heir: Job, job: Job) -> Job:
+    """Let whoever waits for a job wait for the one that takes its work over."""
+    return alter(heir, traits=heir.traits | job.traits & Trait.AWAITED)
 
 
 def finish(job: Job, state: State, now: datetime, *, reason: str | None = None, **changes: Any) -> Job:
@@ -272,7 +284,13 @@ def keep_both(_older: Job, newer: Job) -> Job:
 
 
 def settle(
-    view: View, *, token: int, result: Result, merge: Merge = keep_both, progress: bytes | None = None
+    view: View,
+    *,
+    token: int,
+    result: Result,
+    merge: Merge = keep_both,
+    replay: Replay | None = None,
+    progress: bytes | None = None,
 ) -> Changes:
     """Carry a run to its next state, with the last it told of its progress.
 
@@ -286,7 +304,7 @@ def settle(
         case Completed():
             return complete(view, job, result)
         case Failed():
-            return fail(view, job, result, merge)
+            return fail(view, job, result, merge, replay)
         case Snoozed():
             run_at = view.now + result.after
             return rest(view, job, state=due(run_at, view.now), run_at=run_at)
@@ -296,6 +314,14 @@ def settle(
             return leave(view, finish(job, State.CANCELLED, view.now, reason=result.reason))
         case _:
             assert_never(result)
+
+
+def confirm(view: View, *, token: int, **given: Any) -> Changes:
+    """Settle a run that a transaction of its own may have completed: answer that job, if it has."""
+    job = view.job
+    if job is not None and job.token == token and job.state is State.COMPLETED:
+        return Changes(answer=job)
+    return settle(view, token=token, **given)
 
 
 def complete(view: View, job: Job, result: Completed) -> Changes:
@@ -317,11 +343,11 @@ def proceed(job: Job, continuation: Job, now: datetime) -> Job:
         chain_id=job.chain_id,
         chain_index=job.chain_index + 1,
         parent_id=job.id,
-        state=due(continuation.run_at, now),
+        state=ready(continuation, now),
         key=job.key,
         held_key=job.held_key,
         holds=job.holds,
-        traits=job.traits,
+        traits=job.traits & Trait.OF_CHAIN | continuation.traits & ~Trait.OF_CHAIN,
         within=job.within,
         held_at=job.held_at,
         holds_until=job.holds_until,
@@ -337,7 +363,7 @@ def rest(view: View, job: Job, *, state: State, run_at: datetime) -> Changes:
     return Changes(answer=waiting, updates=(waiting,))
 
 
-def fail(view: View, job: Job, failure: Failed, merge: Merge) -> Changes:
+def fail(view: View, job: Job, failure: Failed, merge: Merge, replay: Replay | None = None) -> Changes:
     """Retry a failed run, or give way to a newer request, or end it as a dead letter."""
     failed = alter(job, errors=remember(job, failure.error, view.now))
     if failed.cancel_requested:
@@ -345,7 +371,8 @@ def fail(view: View, job: Job, failure: Failed, merge: Merge) -> Changes:
     if gives_way(failed, view.mark) and not waits_behind(view, failed):
         return give_way(view, failed)
     if failure.final or failed.attempt >= failed.retry.attempts:
-        return leave(view, finish(failed, State.DISCARDED, view.now, reason="failed"))
+        letter = finish(failed, State.DISCARDED, view.now, reason="failed")
+        return leave(view, await_return(letter, None if failure.final else replay, view.now))
     wait = failure.after if failure.after is not None else failed.retry.delay(failed.attempt, failure.chance)
     if too_late(failed, view.now + wait) and not waits_behind(view, failed):
         return leave(view, finish(failed, State.DISCARDED, view.now, reason=EXPIRED))
@@ -368,7 +395,7 @@ def retry_or_yield(view: View, failed: Job, run_at: datetime, merge: Merge) -> C
     except MergeFailed:  # two payloads that cannot become one: run both, in order
         return Changes(answer=retried, updates=(retried,))
     ended = supersede(failed, successor.id, view.now)
-    promoted = promote(successor, view.now, not_before=run_at)
+    promoted = promote(inherit(successor, failed), view.now, not_before=run_at)
     return Changes(answer=ended, updates=(ended, promoted), mark=voided(view.mark, ended))
 
 
@@ -387,7 +414,9 @@ def remember(job: Job, error: Mapping[str, Any], now: datetime) -> bytes:
     return msgspec.json.encode([*job.failures, entry][-HISTORY:])
 
 
-def expire(view: View, *, chance: float = 0.5, merge: Merge = keep_both) -> Changes:
+def expire(
+    view: View, *, chance: float = 0.5, merge: Merge = keep_both, replay: Replay | None = None
+) -> Changes:
     """Take back a job whose lease ran out: a crash counts as an attempt."""
     job = view.job
     if job is None or job.state is not State.ACTIVE or job.lease_until is None or job.lease_until > view.now:
@@ -397,7 +426,23 @@ def expire(view: View, *, chance: float = 0.5, merge: Merge = keep_both) -> Chan
         "message": f"worker {job.worker} stopped renewing its lease",
         "traceback": "",
     }
-    return fail(view, job, Failed(error, chance=chance), merge)
+    return fail(view, job, Failed(error, chance=chance), merge, replay)
+
+
+# ── dead letters that come back by themselves; `decide` has their replay ──────────────────────────
+
+
+def await_return(letter: Job, replay: Replay | None, now: datetime) -> Job:
+    """Let a dead letter come back by itself, if its task has a replay left for it."""
+    if replay is None or letter.replays >= replay.times:
+        return stay_dead(letter)
+    run_at = now + replay.delay(letter.replays)
+    return alter(letter, run_at=run_at, traits=letter.traits | Trait.RETURNS)
+
+
+def stay_dead(letter: Job) -> Job:
+    """Let a dead letter wait for somebody to replay it."""
+    return alter(letter, traits=letter.traits & ~Trait.RETURNS)
 
 
 # ── by hand ───────────────────────────────────────────────────────────────────────────────────────
@@ -462,13 +507,23 @@ def repair(view: View) -> Changes:
 def prune(view: View) -> Changes:
     """Forget an ended job; one that still holds its key, or that a mark names, stays as a tombstone."""
     job = view.job
-    if job is None or not job.is_terminal:
+    if job is None or not job.is_terminal or needed(job):
         return Changes()
     if not holding(job, view.now) and not remembered(job, view):
         return Changes(answer="deleted", deletes=(job.id,), mark=forgotten(view, job))
     if job.is_tombstone:
         return Changes()
-    return Changes(answer="emptied", updates=(alter(job, args=b"", meta=b"{}", result=None, errors=b"[]"),))
+    return Changes(answer="emptied", updates=(empty(job),))
+
+
+def needed(_job: Job) -> bool:
+    """Tell whether somebody still waits for this job's result: then it stays whole, however old."""
+    return False
+
+
+def empty(job: Job) -> Job:
+    """Leave of a job what its hold needs, and nothing that is anybody's business."""
+    return alter(stay_dead(job), args=b"", meta=b"{}", result=None, errors=b"[]", progress=None)
 
 
 def remembered(job: Job, view: View) -> bool:

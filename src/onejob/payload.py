@@ -109,6 +109,28 @@ class Signature:
                 return bound
         return self._bind_slowly(args, kwargs)
 
+    def bind_but_one(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[dict[str, Any], str | None]:
+        """Do the same for a call that may lack one argument; tell which."""
+        try:
+            bound = self._signature.bind_partial(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidCall(f"The call does not fit the task: {error}.") from None
+        needed = [
+            name
+            for name, parameter in self._signature.parameters.items()
+            if name not in bound.arguments
+            and name not in self._defaults
+            and parameter.kind not in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
+        ]
+        if len(needed) > 1:
+            raise InvalidCall(
+                f"In a chain one argument may be left open, for the result before it, but {needed} are."
+            )
+        bound.apply_defaults()
+        return bound.arguments, needed[0] if needed else None
+
     def _bind_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
             bound = self._signature.bind(*args, **kwargs)

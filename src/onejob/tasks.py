@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, update_wrapper
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
 import msgspec
 
 from onejob import key
 from onejob.admission import Admission
+from onejob.blockers import awaited, named
 from onejob.context import running
 from onejob.decide import Request
 from onejob.errors import InvalidCall, InvalidPolicy, MissingKeyField, UnknownQueue
 from onejob.fluent import Fluent, policy_of
 from onejob.ids import new_id
-from onejob.job import EPOCH, Retry, fingerprint
+from onejob.job import EPOCH, Job, Replay, Retry, State, Trait, alter, fingerprint
 from onejob.payload import Signature, encode
 from onejob.policy import Unique
-from onejob.schedule import Duration, duration
+from onejob.retention import ages
+from onejob.schedule import Duration, duration, spell
 
 if TYPE_CHECKING:
     from onejob.app import App, Explanation
@@ -29,6 +31,12 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+OnBlockerFailure = Literal["wait", "fail", "ignore"]
+WITH_BLOCKERS: Mapping[str, int] = {
+    "wait": Trait.NONE,
+    "fail": Trait.FAILS_WITH_BLOCKER,
+    "ignore": Trait.AFTER_ALL,
+}
 KEY_SCHEME = 1  # a new one opens new keys
 NO_META = b"{}"
 
@@ -50,6 +58,9 @@ class Options:
     connection: Any = None
     expires_at: datetime | None = None
     expires_in: Duration | None = None
+    after: Sequence[Any] = ()
+    on_blocker_failure: OnBlockerFailure = "wait"
+    exclude: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
@@ -65,8 +76,13 @@ class Options:
             raise InvalidCall("run_at= has no time zone: write datetime(…, tzinfo=UTC).")
         if self.key is not None and (not isinstance(self.key, str) or not self.key):
             raise InvalidCall('key= must be text that is not empty, such as key="user-123".')
+        if self.on_blocker_failure not in WITH_BLOCKERS:
+            raise InvalidCall(f"on_blocker_failure={self.on_blocker_failure!r}: write wait, fail or ignore.")
         if self.priority is not None and not _is_priority(self.priority):
             raise InvalidCall("priority= must be a whole number of at most 31 bits; higher runs sooner.")
+        self._check_expiry()
+
+    def _check_expiry(self) -> None:
         if self.expires_at is not None and self.expires_in is not None:
             raise InvalidCall("expires_at= and expires_in= both say when it is too late: write one of them.")
         if self.expires_at is not None and not _is_aware(self.expires_at):
@@ -79,6 +95,26 @@ def _is_aware(value: object) -> bool:
 
 def _is_priority(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31
+
+
+def chains_of(some: Sequence[Any], option: str) -> dict[str, Job | None]:
+    """Read which chains an option names, and the jobs that come with them."""
+    if isinstance(some, str) or not isinstance(some, Iterable):
+        some = [some]
+    found: dict[str, Job | None] = {}
+    for one in some:
+        match one:
+            case str():
+                found[one] = None
+            case Job():
+                found[one.chain_id] = one
+            case Admission():
+                found[one.job.chain_id] = one.job
+            case _ if hasattr(one, "chain_ids"):
+                found |= dict.fromkeys(one.chain_ids)
+            case _:
+                raise InvalidCall(f"{option}= names {one!r}: give what enqueue returned, a chain, or its id.")
+    return found
 
 
 NO_OPTIONS = Options()
@@ -114,6 +150,8 @@ class Task(Generic[P, R]):
         give_up_on: tuple[type[Exception], ...] = (),
         expires_in: Duration | None = None,
         partition: str | Callable[..., object] | None = None,
+        replay: Replay | None = None,
+        retention: Mapping[State | str, Duration] | None = None,
         options: Options = NO_OPTIONS,
     ) -> None:
         self.app = app
@@ -127,6 +165,8 @@ class Task(Generic[P, R]):
         self.give_up_on = give_up_on
         self.expires_in = None if expires_in is None else duration(expires_in)
         self.partition = partition
+        self.replay = replay
+        self.retention = ages(retention or {})
         self.is_async = inspect.iscoroutinefunction(function)
         self.signature = Signature(function)
         self._options = options
@@ -172,6 +212,10 @@ class Task(Generic[P, R]):
         """Bind arguments without enqueuing."""
         return Call(self, args, kwargs)
 
+    def step(self, *args: Any, **kwargs: Any) -> Call[R]:
+        """Bind arguments but one, which in a chain is the result before it; a type checker lets it pass."""
+        return Call(self, args, kwargs)
+
     async def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
         """Tell what enqueuing this would do, and why, without doing or counting it."""
         return await self.app.explain(self, args, kwargs)
@@ -198,6 +242,9 @@ class Task(Generic[P, R]):
         connection: Any = None,
         expires_at: datetime | None = None,
         expires_in: Duration | None = None,
+        after: Any = None,
+        on_blocker_failure: OnBlockerFailure | None = None,
+        exclude: Any = None,
     ) -> Task[P, R]:
         """Return this task with options for the next call: send.options(delay="30s").enqueue(7)."""
         given = {
@@ -214,6 +261,9 @@ class Task(Generic[P, R]):
             "connection": connection,
             "expires_at": expires_at,
             "expires_in": expires_in,
+            "after": after,
+            "on_blocker_failure": on_blocker_failure,
+            "exclude": exclude,
         }
         chosen = replace(self._options, **{name: value for name, value in given.items() if value is not None})
         return self._with(chosen)
@@ -221,7 +271,7 @@ class Task(Generic[P, R]):
     def _with(self, options: Options) -> Task[P, R]:
         copy = object.__new__(Task)
         copy.__dict__.update(self.__dict__)
-        for derived in ("policy", "_others", "_template", "_no_partition"):
+        for derived in ("policy", "_others", "template", "awaited", "_no_partition"):
             copy.__dict__.pop(derived, None)
         copy._options = options
         if options.unique is not None:
@@ -246,7 +296,7 @@ class Task(Generic[P, R]):
 
     def request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
         """Bind, encode and key a call; whatever is wrong with it is raised before anything is stored."""
-        template = self._template
+        template = self.template
         policy = template.policy
         bound = self.signature.bind(args, kwargs)
         payload = encode(bound, "The arguments", self.app.max_args)
@@ -267,10 +317,23 @@ class Task(Generic[P, R]):
             partition=self._partition_of(bound),
         )
 
+    def following(self, admissions: Sequence[Any], traits: int) -> Task[P, R]:
+        """Return this task for a call that comes after others, in a way that only batches know."""
+        copy = self.options(after=list(admissions))
+        copy.__dict__["template"] = msgspec.structs.replace(copy.template, traits=traits)
+        return copy
+
     @cached_property
-    def _template(self) -> Request:
+    def awaited(self) -> dict[str, Job]:
+        """The jobs of the chains that the next call waits for, as far as they are at hand."""
+        named = chains_of(self._options.after, "after")
+        return {chain: job for chain, job in named.items() if job is not None}
+
+    @cached_property
+    def template(self) -> Request:
         """What every request of this task, with these options, has in common."""
         options, policy = self._options, self.policy
+        chains = list(chains_of(options.after, "after"))
         if policy is not None and policy.wait is not None and (options.delay or options.run_at):
             raise InvalidCall("wait= says when a debounced job runs: leave delay= and run_at= out.")
         return Request(
@@ -292,6 +355,10 @@ class Task(Generic[P, R]):
             expires_at=options.expires_at,
             expires_in=self._expires_in(),
             max_depth=self.app.queues[self._queue()].max_depth,
+            excludes=frozenset(chains_of(options.exclude, "exclude")),
+            blockers=named(chains) if chains else None,
+            arrived=awaited(chains) if chains else None,
+            traits=WITH_BLOCKERS[options.on_blocker_failure],
         )
 
     def _expires_in(self) -> timedelta | None:
@@ -315,7 +382,7 @@ class Task(Generic[P, R]):
     @cached_property
     def _no_partition(self) -> str | None:
         """What a job without a partition has: in a queue with shares it must be found among the others."""
-        queue = self.app.queues.get(self._template.queue)
+        queue = self.app.queues.get(self.template.queue)
         return None if queue is None or queue.partition_concurrency is None else ""
 
     def _queue(self) -> str:
@@ -326,6 +393,53 @@ class Task(Generic[P, R]):
                 f"No queue is named {queue!r} (known: {known}): declare it with app.queue({queue!r})."
             )
         return queue
+
+    # ── editing a dead letter ─────────────────────────────────────────────────────────────────────
+
+    def edited(self, job: Job, changes: Mapping[str, Any]) -> Job:
+        """Give a dead letter of this task other arguments; refuse what does not fit, or is other work."""
+        names = self.signature.names
+        if unknown := sorted(changes.keys() - set(names)):
+            known = ", ".join(names) or "none"
+            raise InvalidCall(f"{self.name} has no argument {unknown[0]!r} (it has: {known}).")
+        args = encode({**job.arguments, **changes}, "The arguments", self.app.max_args)
+        letter = alter(job, args=args, payload_digest=fingerprint(args, job.meta))
+        try:
+            self._called_with(letter)
+        except (TypeError, ValueError) as error:
+            raise InvalidCall(f"The edited arguments do not fit {self.name}: {error}.") from None
+        self._refuse_other_work(job, letter)
+        return letter
+
+    def _called_with(self, job: Job) -> dict[str, Any]:
+        """Name what a job's function is called with, in the types that it declares."""
+        args, kwargs = self.signature.restore(job.arguments)
+        return self.signature.bind(tuple(args), kwargs)
+
+    def _refuse_other_work(self, before: Job, after: Job) -> None:
+        """Refuse an edit that changes the key or the version: both were fixed when the job was admitted."""
+        if before.key is None:
+            return
+        if self.policy is None:
+            raise InvalidCall(
+                f"Job {before.id} has a key that {self.name} does not make, so nobody can tell whether an "
+                f"edit would change it: enqueue it anew with {self.name}.enqueue(…)."
+            )
+        if self._identity(before) != self._identity(after):
+            raise InvalidCall(
+                f"The edit would change the key or the version of job {before.id}, which makes it other "
+                f"work: enqueue it anew with {self.name}.enqueue(…)."
+            )
+
+    def _identity(self, job: Job) -> tuple[bytes | None, int | None]:
+        """Tell the key and the version that a job's arguments would have now."""
+        task = self.options(queue=job.queue, meta=job.metadata)
+        assert task.policy is not None  # who asks has looked
+        try:
+            bound = self._called_with(job)
+        except (InvalidCall, TypeError, ValueError):  # which may be what it died of
+            bound = job.arguments
+        return task.key_of(bound, task.policy), version_of(bound, task.policy)
 
     def key_of(self, bound: Mapping[str, Any], policy: Unique) -> bytes | None:
         """Hash the dimensions of a call; None if a key function says that it is not unique."""
@@ -410,6 +524,23 @@ def check_declaration(task: Task[..., Any]) -> None:
     check_partition(task)
     if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
         raise InvalidPolicy(f"{name}: give_up_on={task.give_up_on!r}: write a tuple of exception classes.")
+
+    check_replay(task)
+
+
+def check_replay(task: Task[..., Any]) -> None:
+    """Refuse a replay that is none, or that would come after its letter is forgotten."""
+    replay = task.replay
+    if replay is None:
+        return
+    if not isinstance(replay, Replay):
+        raise InvalidPolicy(f"{task.name}: replay={replay!r}: write Replay(times=…, after=…).")
+    kept = {**task.app.retention, **task.retention}[State.DISCARDED]
+    if (longest := replay.delay(replay.times - 1)) >= kept:
+        raise InvalidPolicy(
+            f"{task.name}: a dead letter is forgotten after {spell(kept)}, before its replay after "
+            f"{spell(longest)}: write a shorter after= or cap=, or keep discarded jobs for longer."
+        )
 
 
 def check_partition(task: Task[..., Any]) -> None:

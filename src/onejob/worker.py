@@ -20,14 +20,23 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from onejob import lifecycle
 from onejob.context import Context, enter
-from onejob.errors import AdmissionBusy, InvalidPolicy, SchemaMismatch, StoreError, UnknownQueue
-from onejob.job import Job, State
+from onejob.errors import (
+    AdmissionBusy,
+    InvalidPolicy,
+    NotCommitted,
+    SchemaMismatch,
+    StoreError,
+    Superseded,
+    UnknownQueue,
+)
+from onejob.job import Job, State, Trait
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
 from onejob.limits import Queue
-from onejob.payload import encode
 from onejob.schedule import spell
 from onejob.signals import Cancel, Discard, RetryLater, Snooze
 from onejob.stores.contract import Lease, Step
+from onejob.ticking import Ticker
+from onejob.transaction import settlement
 
 if TYPE_CHECKING:
     from onejob.app import App
@@ -38,7 +47,7 @@ log = logging.getLogger("onejob")
 LOOK_AGAIN = 5.0  # seconds at most between two looks for work
 WATCH_EVERY = 0.5  # seconds between looks for cancellation, and between writes of progress
 SWEEP_EVERY = 5.0
-PRUNE_EVERY = 3600.0
+PRUNE_EVERY = 60.0
 LONGEST_BACKOFF = 15.0
 SHORTEST_LEASE = timedelta(milliseconds=10)
 
@@ -92,6 +101,7 @@ class Worker:
         self._threads: ThreadPoolExecutor | None = None
         self._main: asyncio.Task[None] | None = None
         self._failing: set[str] = set()  # the chores that the store did not let through
+        self._ticker = Ticker(app)
         self.repaired = 0
         self.ended: Counter[str] = Counter()  # how many runs ended in each state, or were handed back or lost
 
@@ -126,6 +136,10 @@ class Worker:
         settling = asyncio.create_task(self._forever(self._settle, self._hurry))
         settling.add_done_callback(lambda _: self.stop(at_once=True))  # no run without a place for its result
         keeping = [asyncio.create_task(self._every(*chore)) for chore in self._chores()]
+        if self._drain:
+            await self._patiently(self._ticker.tick)
+        else:
+            keeping.append(asyncio.create_task(self._ticker.run(self._patiently)))
         try:
             await self._forever(self._feed, self._stopping)
             await self._finish_runs()
@@ -266,9 +280,14 @@ class Worker:
             result = await self._attempt(run)
         except asyncio.CancelledError as error:
             result = interrupted(run, error)
+        if run.context.settled is not None:
+            done = Completed(run.context.settled.result, run.context.continuation)
+            await self._tell_others([(run, done)], [run.context.settled])
         if self._runs.get(run.job.id) is run:  # we may have lost it and leased it again meanwhile
             del self._runs[run.job.id]
-        if run.stopped_for != "lost":
+        if run.context.settled is not None:
+            self._note(run, result, run.context.settled)
+        elif run.stopped_for != "lost":
             self._ended.append((run, result))
             self._settled.set()
         self._wake.set()
@@ -277,14 +296,17 @@ class Worker:
         task = self.app.tasks[run.job.task]
         enter(run.context)
         try:
-            value = await self._call(task, run)
-            return Completed(encode(value, f"The result of {task.name}", self.app.max_args))
+            if run.job.blockers is not None:
+                run.context.blockers = await self.app.finished(run.job)
+            return run.context.ended(await self._call(task, run))
         except RetryLater as signal:
             return Failed(describe(signal), after=signal.after)
         except Snooze as signal:
             return Snoozed(signal.after)
         except Cancel as signal:
             return Stopped(readable(str(signal)) or "cancelled by its handler")
+        except Superseded:  # the next lease ends it, unless what is newer has been withdrawn by then
+            return HandedBack()
         except Discard as signal:
             return Failed(describe(signal), final=True)
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
@@ -337,6 +359,7 @@ class Worker:
         ended, self._ended, self._writing = self._ended, [], self._ended
         try:
             answers = await self._write_results(ended)
+            await self._tell_others(ended, answers)
         except BaseException:
             self._ended = ended + self._ended
             self._settled.set()
@@ -346,13 +369,30 @@ class Worker:
         busy = [one for one, answer in zip(ended, answers, strict=True) if isinstance(answer, AdmissionBusy)]
         for (run, result), settled in zip(ended, answers, strict=True):
             if not isinstance(settled, AdmissionBusy):
-                self.ended[ending(result, settled)] += 1
-                tell(run.job, result, settled)
+                self._note(run, result, settled)
         if busy:  # somebody's open transaction relies on these jobs
             self._ended = busy + self._ended
             self._settled.set()
         self._wake.set()
         return bool(self._runs or self._ended) or not self._stopping.is_set()
+
+    async def _tell_others(self, ended: list[tuple[Run, Result]], answers: list[Any]) -> None:
+        """Tell jobs that wait for chains what has become of these; what fails here, the sweep does."""
+        done = [
+            (result, job) for (_, result), job in zip(ended, answers, strict=True) if isinstance(job, Job)
+        ]
+        over = [job for result, job in done if job.traits & Trait.AWAITED and not continues(result, job)]
+        begun = [next_up for result, job in done if (next_up := continues(result, job)) and next_up.blockers]
+        try:
+            await self.app.tell_dependants(over)
+            for job in begun:
+                await self.app.expect_blockers(job)
+        except StoreError as error:
+            log.warning("worker %s cannot tell jobs that wait for others: %s", self.name, error)
+
+    def _note(self, run: Run, result: Result, settled: Job | None) -> None:
+        self.ended[ending(result, settled)] += 1
+        tell(run.job, result, settled)
 
     async def _write_results(self, ended: list[tuple[Run, Result]]) -> list[Job | AdmissionBusy | None]:
         """Settle runs together; if one of them cannot be written, each alone, and that one as a failure."""
@@ -370,14 +410,9 @@ class Worker:
             return await self._write_results([(run, Failed(describe(error), final=True))])
 
     def _settlement(self, run: Run, result: Result) -> Step:
-        act = partial(
-            lifecycle.settle,
-            token=run.job.token,
-            result=result,
-            merge=self.app.merge,
-            progress=None if run.context.told == run.written else run.context.told,
-        )
-        return Step(act, run.job.id)
+        progress = None if run.context.told == run.written else run.context.told
+        act = lifecycle.settle if run.context.block is None else lifecycle.confirm
+        return settlement(run.context, result, progress, act)
 
     async def _finish_runs(self) -> None:
         """Let runs end within the grace time, or until told to hurry; then hand the rest back."""
@@ -426,9 +461,9 @@ class Worker:
 
     async def _watch(self) -> None:
         """Stop what has lost its lease or has been cancelled, and write progress."""
-        if not self._runs:
+        runs = [run for run in self._runs.values() if not run.context.completing]
+        if not runs:
             return
-        runs = list(self._runs.values())
         for run in runs:
             if run.lease_until is None or run.lease_until <= self.app.store.now():
                 self._lose(run)
@@ -460,8 +495,11 @@ class Worker:
                 "worker %s: jobs taken back: %d, successors repaired: %d", self.name, rescued, repaired
             )
 
+        await self.app.replay_due()
+
     async def _prune(self) -> None:
-        await self.app.prune()
+        await asyncio.sleep(random.uniform(0, PRUNE_EVERY / 4))  # noqa: S311 - so that workers come one by one
+        await self.app.prune_in_turn()
 
 
 def limits(queues: Iterable[Queue]) -> dict[str, Any]:
@@ -485,6 +523,12 @@ def places(app: App, queues: Collection[str] | Mapping[str, int] | None, concurr
             f"No queue is named {unknown[0]!r} (known: {known}): declare it with app.queue(…)."
         )
     return dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues, concurrency)
+
+
+def continues(result: Result, settled: Job) -> Job | None:
+    """Tell the job that goes on with the chain, if the run has made one."""
+    done = settled.state is State.COMPLETED and isinstance(result, Completed)
+    return result.continuation if done and isinstance(result, Completed) else None
 
 
 def interrupted(run: Run, error: asyncio.CancelledError) -> Result:
@@ -532,17 +576,27 @@ def ending(result: Result, settled: Job | None) -> str:
     return "handed back" if isinstance(result, HandedBack) and not settled.is_terminal else str(settled.state)
 
 
+def is_late(failure: Failed, settled: Job) -> bool:
+    """Tell whether a handler raised after a transaction of its own had completed its job."""
+    return settled.state is State.COMPLETED and failure.error["type"] != NotCommitted.__name__
+
+
 def tell(job: Job, result: Result, settled: Job | None) -> None:
     """Log what became of a run, without its arguments."""
     if settled is None:
         log.warning("job %s was taken over; its result is dropped", job.id)
+    elif isinstance(result, Failed) and is_late(result, settled):
+        log.error(
+            "job %s (%s) raised after its transaction had completed it, which stands:\n%s",
+            job.id, job.task, result.error["traceback"],
+        )  # fmt: skip
     elif isinstance(result, Failed) and settled.state is State.DISCARDED:
         key = job.key.hex() if job.key else "none"
         log.error(
             "job %s (%s, key %s) ended %s after %d attempts: %s: %s",
             job.id, job.task, key, settled.state, job.attempt, result.error["type"], result.error["message"],
         )  # fmt: skip
-    elif isinstance(result, Failed):
+    elif isinstance(result, Failed) and settled.state is not State.COMPLETED:
         log.info("job %s (%s) failed, attempt %d: %s", job.id, job.task, job.attempt, result.error["type"])
     else:
         log.debug("job %s (%s), attempt %d: %s", job.id, job.task, job.attempt, ending(result, settled))

@@ -16,9 +16,10 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from importlib import import_module
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from onejob import Admission, App, Call, Retry, Task, Unique, current, worker
 from onejob.job import Changes, View
@@ -140,7 +141,20 @@ def produce(shop: Shop, calls: Iterator[Call[int]], how: str) -> None:
 # ── workers ───────────────────────────────────────────────────────────────────────────────────────
 
 
-async def work(shop: Shop, given: dict[str, str], ready: Callable[[], None]) -> None:
+class Workplace(Protocol):
+    """Whatever has an app."""
+
+    app: App
+
+
+def pay_with(shop: Shop, given: dict[str, str]) -> Workplace:
+    """Give a shop's app tasks that pay; their module knows this one."""
+    from tests.chaos.payers import Till
+
+    return Till(shop, given)
+
+
+async def work(shop: Workplace, given: dict[str, str], ready: Callable[[], None]) -> None:
     """Work until SIGTERM."""
     crew = shop.app.worker(
         lease=given["lease"], grace=given.get("grace", "25s"), concurrency=int(given.get("concurrency", "8"))
@@ -245,6 +259,8 @@ def play(folder: Path, role: str, given: dict[str, str], ready: Callable[[], Non
             produce(shop, endless(shop), given["how"])
         case "worker":
             asyncio.run(work(shop, given, ready))
+        case "payer":
+            asyncio.run(work(pay_with(shop, given), given, ready))
         case "both-sides":
             ready()
             work_on_both_sides(shop)
@@ -263,6 +279,8 @@ def company(folder: Path) -> None:
 
     Python takes longer to start than most of them live.
     """
+    App((folder / "url").read_text())  # imports, as those below would do one by one
+    import_module("tests.chaos.payers")
     set_out()
     for line in sys.stdin:
         cast = [start(folder, **part) for part in json.loads(line)]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from onejob import App, Job, Retry, State, Task, Unique, lifecycle
+from onejob import App, Call, Job, Retry, State, Task, Unique, lifecycle
 from onejob.context import Context, enter
 from onejob.fluent import Fluent
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
@@ -22,6 +22,7 @@ Policy = Unique | Fluent | bool | None
 
 LEASE = timedelta(seconds=15)
 BACKOFF = 20  # seconds before the first retry of a mailer's job: 10 · 2^1
+NO_LUCK = ValueError("no luck")
 RETRY = Retry(attempts=3, base=10, factor=2, cap="1h", jitter=0)
 
 
@@ -32,13 +33,14 @@ def mailer(
     name: str = "mail",
     queue: str = "default",
     retry: Retry = RETRY,
+    **policies: Any,
 ) -> Task[..., str]:
     """Register a task with two arguments: whom a mail is `to`, and its `text`."""
 
     async def mail(to: Any, text: Any = "") -> str:
         return f"{to}: {text}"
 
-    return app.task(name=name, queue=queue, unique=unique, retry=retry)(mail)
+    return app.task(name=name, queue=queue, unique=unique, retry=retry, **policies)(mail)
 
 
 # ── a worker's acts ───────────────────────────────────────────────────────────────────────────────
@@ -67,7 +69,9 @@ async def start(app: App, *, worker: str = "worker") -> Job:
 
 async def settle(app: App, job: Job, result: Result) -> Job | None:
     """Write the result of a run as a worker does; None if the lease is lost."""
-    act = partial(lifecycle.settle, token=job.token, result=result, merge=app.merge)
+    act = partial(
+        lifecycle.settle, token=job.token, result=result, merge=app.merge, replay=app.replay_of(job)
+    )
     [settled] = await app.store.apply([Step(act, job.id)])
     assert settled is None or isinstance(settled, Job)
     return settled
@@ -84,9 +88,16 @@ async def complete(app: App, job: Job, value: object = None, *, then: Job | None
     return await settled(app, job, Completed(msgspec.json.encode(value), then))
 
 
-async def fail(app: App, job: Job, *, final: bool = False) -> Job:
-    error = {"type": "ValueError", "message": "no luck", "traceback": ""}
-    return await settled(app, job, Failed(error, final=final))
+async def settle_with(app: App, job: Job, call: Call[Any]) -> None:
+    """Complete a run with a continuation, as a worker does."""
+    context = Context(app, job, None)
+    context.continue_with(call)
+    await settled(app, job, context.completed(None))
+
+
+async def fail(app: App, job: Job, *, final: bool = False, error: Exception = NO_LUCK) -> Job:
+    told = {"type": type(error).__name__, "message": str(error), "traceback": ""}
+    return await settled(app, job, Failed(told, final=final))
 
 
 async def snooze(app: App, job: Job, seconds: float) -> Job:
@@ -106,9 +117,9 @@ async def run(app: App, value: object = None) -> Job:
     return await complete(app, await start(app), value)
 
 
-async def discard(app: App) -> Job:
+async def discard(app: App, error: Exception = NO_LUCK) -> Job:
     """Start the one job that is due and let it fail for good."""
-    return await fail(app, await start(app), final=True)
+    return await fail(app, await start(app), final=True, error=error)
 
 
 async def inside(app: App, job: Job, act: Callable[[], Awaitable[T]]) -> T:

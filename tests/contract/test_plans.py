@@ -24,6 +24,11 @@ KEY = b"k" * 32
         ("find_expired", (0, 10), {"onejob_leased"}),
         ("timed_due", (0, 10), {"onejob_timed"}),
         ("available_in_queue", ("", "default", "[]", 10), {"onejob_due"}),
+        ("find_ended", ("", "completed", 9, 0, "", None, "[]", 10, 0), {"onejob_ended"}),
+        ("find_ended", ("", "completed", 9, 0, "", "mail", "[]", 10, 0), {"onejob_ended"}),
+        ("find_ended_newest", ("", "discarded", 9, 9, "", None, "[]", 10, 0), {"onejob_ended"}),
+        ("find_returning", ("", "mail", 9, 10, 0), {"onejob_returning"}),
+        ("orphan_tallies", ("", 10), {"PRIMARY KEY"}),
     ],
 )
 async def test_case_66_a_statement_of_the_hot_path_uses_its_index(

@@ -48,6 +48,7 @@ from onejob.stores.redis.store import RedisStore
 from onejob.stores.sql.postgres.store import PostgresStore
 from onejob.stores.sql.sqlite import SQLiteStore
 from onejob.testing import Clock
+from onejob.tick import Tick, begin, last_tick, reset, tick
 
 DEEP = os.environ.get("ONEJOB_HYPOTHESIS") == "deep"
 
@@ -55,6 +56,7 @@ pytestmark = pytest.mark.timeout(36_000 if DEEP else 900)  # shrinking a failure
 
 TENANTS = {b"a" * 32: "", b"b" * 32: "", b"c" * 32: "tenant"}  # a key belongs to one namespace
 KEYS = tuple(TENANTS)
+SCHEDULED = b"s" * 32  # the key of a schedule, which only ticks ask for
 TASKS = ("index", "mail")
 QUEUES = ("default", "bulk")
 WINDOWS = (3, 20)
@@ -118,6 +120,9 @@ def policies(draw: st.DrawFn) -> Unique:
     if "merge" in chosen and chosen.get("on_active") == "cancel":
         chosen["on_active"] = "rerun"
     return Unique(**chosen)
+
+
+overlaps = st.none() | policies().filter(lambda policy: policy.version is None and policy.merge is None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -197,14 +202,14 @@ async def everything(store: Store) -> dict[str, Any]:
     jobs, stranded, *rest = await asyncio.gather(
         store.find(Filter(limit=ALL)),
         store.find(Filter(stranded=True, limit=ALL)),
-        *(store.look(key) for key in KEYS),
+        *(store.look(key) for key in (*KEYS, SCHEDULED)),
         *(store.counts(namespace) for namespace in ("", "tenant")),
         *(store.tallies(namespace) for namespace in ("", "tenant")),
         *(store.next_due(namespace) for namespace in ("", "tenant")),
         *(store.settings(namespace, PAUSED) for namespace in ("", "tenant")),
     )
     names = [
-        *(f"key {key[:1].decode()}" for key in KEYS),
+        *(f"key {key[:1].decode()}" for key in (*KEYS, SCHEDULED)),
         *(
             f"{verb} of {space!r}"
             for verb in ("counts", "tallies", "next due", "paused")
@@ -496,9 +501,30 @@ class StoresAgree(RuleBasedStateMachine):
     @rule(wish=wishes(keys=KEYS), which=st.integers(0, 5), own=st.booleans())
     def enqueue_inside_a_run(self, wish: Wish, which: int, *, own: bool) -> None:
         running = self.some(which, active=True)
-        if own and running.key is not None:
+        if own and running.key in KEYS:
             wish = Wish(**{**vars(wish), "key": running.key})
         self.apply(admission_step(self.request(wish, running)))
+
+    @precondition(lambda self: bool(self.schedule_has_begun()))
+    @rule(policy=overlaps, ahead=st.integers(1, 3), late=rarely, runs=st.booleans())
+    def tick(self, policy: Unique | None, ahead: int, *, late: bool, runs: bool) -> None:
+        """Make a schedule's next tick; late is who saw the schedule before somebody else's tick."""
+        since = self.schedule_has_begun()
+        assert since is not None
+        one = Tick(since + timedelta(seconds=ahead), since - timedelta(seconds=late), runs=True)
+        wish = Wish(SCHEDULED, policy or Unique(), [], 1, TASKS[0], QUEUES[0], 0, 2, None, None, force=False)
+        asked = msgspec.structs.replace(self.request(wish), policy=policy, run_at=one.at)
+        asked = msgspec.structs.replace(asked, meta=msgspec.json.encode({"tick": one.at}), version=None)
+        act = partial(tick, key=SCHEDULED, one=one, request=asked if runs else None)
+        [answer] = self.apply(Step(act, key=SCHEDULED))
+        assert (answer is None) == late
+
+    @rule(again=st.booleans())
+    def begin_a_schedule(self, *, again: bool) -> None:
+        self.apply(Step(partial(reset if again else begin, key=SCHEDULED), key=SCHEDULED))
+
+    def schedule_has_begun(self) -> datetime | None:
+        return last_tick(self.runner.run(self.memory.store.look(SCHEDULED)).mark)
 
     # ── working ───────────────────────────────────────────────────────────────────────────────────
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -22,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from onejob import Admission, App, Call, Task
+from onejob import Admission, App, Call, Task, current
 
 T = TypeVar("T")
 Isolation = Literal["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
@@ -55,6 +56,21 @@ class Visit:
         return await self._call(
             partial(app.enqueue_many_sync, calls, **given), partial(app.enqueue_many, calls, **given)
         )
+
+    async def complete(self, value: str) -> None:
+        """Complete the job under way inside the transaction."""
+
+        def complete_now() -> None:
+            with current().transaction(connection=self.connection) as given:
+                assert given is self.connection
+                current().returns(value)
+
+        async def complete() -> None:
+            async with current().transaction(connection=self.connection) as given:
+                assert given is self.connection
+                current().returns(value)
+
+        await self._call(partial(copy_context().run, complete_now), complete)
 
     async def _call(self, blocking: Callable[[], T], awaited: Callable[[], Awaitable[T]]) -> T:
         if not self.blocking:

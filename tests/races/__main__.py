@@ -35,31 +35,32 @@ class Row(NamedTuple):
 
 
 class Progress:
-    """A line that tells how far it is."""
+    """A line that tells what is going on, and how far it is."""
 
-    def __init__(self, store: str, total: int) -> None:
+    def __init__(self, store: str) -> None:
         self._store = store
-        self._total = total
         self._began = time.monotonic()
+        self._phase = ""
         self._next = 0.0
         self._live = sys.stderr.isatty()
 
-    def __call__(self, done: int) -> None:
-        """Tell it once a second, in place, if somebody looks on; else every ten seconds."""
+    def __call__(self, phase: str, detail: str) -> None:
+        """Tell it at once if it is new, else once a second, in place; every ten if nobody looks on."""
         passed = time.monotonic() - self._began
-        if passed >= self._next:
+        if passed >= self._next or phase != self._phase:
+            self._phase = phase
             self._next = passed + (1 if self._live else 10)
-            line = f"{self._store}: {done:,} of {self._total:,} admissions, {passed:.0f} s"
+            line = f"{self._store}: {passed:.0f} s: {phase} {detail}"
             click.echo(line.ljust(70) + ("\r" if self._live else "\n"), err=True, nl=False)
 
 
 def race(store: str, plan: Plan) -> tuple[Row, History, list[Violation]]:
     """Play a plan and check what was recorded."""
-    began = time.monotonic()
-    Run(plan, Progress(store, plan.admissions)).play()
+    began, progress = time.monotonic(), Progress(store)
+    Run(plan, progress).play()
     played = time.monotonic()
     history = read(plan.folder)
-    violations = check(history)
+    violations = check(history, lambda key, worlds: progress("checking", f"{key}: {worlds:,} worlds"))
     checked = time.monotonic()
     enqueued = [op for _, op in history.operations if isinstance(op.ask, Enqueue)]
     row = Row(

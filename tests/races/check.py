@@ -26,53 +26,49 @@ history.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from tests.races.history import FOREVER, Enqueue, History, Op, Seen, Start
+from tests.races.history import FOREVER, Ended, History, Op, Start
 from tests.races.lives import Lives, gather, mentioned, token_of
 from tests.races.model import RULES
 from tests.races.scans import Violation, scan
 from tests.races.search import explain
 
+Watch = Callable[[str, int], object]
+"""Is told again and again which key is searched, and how many worlds are looked at."""
 
-def check(history: History) -> list[Violation]:
+
+def unwatched(key: str, worlds: int) -> None:
+    """Tell nobody."""
+
+
+def check(history: History, watch: Watch = unwatched) -> list[Violation]:
     """List what contradicts the promises."""
     lives = gather(history)
-    return [*scan(history, lives), *orders(history, lives)]
+    return [*scan(history, lives), *orders(history, lives, watch)]
 
 
-def orders(history: History, lives: Lives) -> Iterator[Violation]:
+def orders(history: History, lives: Lives, watch: Watch) -> Iterator[Violation]:
     """Find keys whose answers no order of events explains."""
-    ended: defaultdict[str, list[Seen]] = defaultdict(list)
+    ended: defaultdict[str, list[Ended]] = defaultdict(list)
     for job in history.jobs.values():
-        ended[job.key].append(job.job)
+        ended[job.key].append(job)
     for key in history.keys:
         rules = RULES.get(key.partition("/")[0])
-        if rules is not None and (stuck := explain(rules, *prepared(history, lives, key, ended[key]))):
+        if rules is None:
+            continue
+        ops, orphans = prepared(history, lives, key, ended[key])
+        if stuck := explain(rules, ops, orphans, ended[key], partial(watch, key)):
             yield Violation("order", key, str(stuck))
 
 
-def prepared(history: History, lives: Lives, key: str, ended: Sequence[Seen]) -> tuple[list[Op], list[str]]:
-    """Add the leases that nobody was told of, and leave out the requests without answer and without trace.
-
-    Beside the operations, name the jobs that only a request without answer can have made.
-    """
+def prepared(history: History, lives: Lives, key: str, ended: Sequence[Ended]) -> tuple[list[Op], list[str]]:
+    """Add the leases that nobody was told of, and name the jobs whose birth nobody was told of."""
     ops = history.keys[key]
-    seen = [*ended, *(seen for op in ops for seen in mentioned(op))]
-    ids, payloads = {job.job for job in seen}, {job.payload for job in seen}
+    ids = {end.job.job for end in ended} | {seen.job for op in ops for seen in mentioned(op)}
     orphans = sorted(job_id for job_id in ids if not lives[job_id].births)
-    traced = partial(left_traces, payloads=payloads, orphans=orphans)
-    return [*filter(traced, ops), *unseen_starts(history, lives, ids)], orphans
-
-
-def left_traces(op: Op, payloads: set[int], orphans: Sequence[str]) -> bool:
-    """Tell whether an operation can matter.
-
-    A request without answer that made no job can only have changed a payload; if nobody saw that payload, it
-    was overwritten before, and all is as if the request had never been.
-    """
-    return not op.unknown or not isinstance(op.ask, Enqueue) or op.ask.payload in payloads or bool(orphans)
+    return [*ops, *unseen_starts(history, lives, ids)], orphans
 
 
 def unseen_starts(history: History, lives: Lives, ids: Iterable[str]) -> Iterator[Op]:

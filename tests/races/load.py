@@ -45,6 +45,9 @@ PATIENCE = 120.0  # seconds for what was begun to come to its end
 
 Note = Callable[[Sequence[Admission[None]]], None]
 
+Progress = Callable[[str, str], object]
+"""Is told what is going on, and again and again how far it is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -331,7 +334,7 @@ class Stage:
 class Run:
     """A run of a plan, from the first process to the last."""
 
-    def __init__(self, plan: Plan, progress: Callable[[int], None]) -> None:
+    def __init__(self, plan: Plan, progress: Progress) -> None:
         self._plan = plan
         self._progress = progress
         self._stage = Stage()
@@ -350,7 +353,9 @@ class Run:
             for number in range(plan.clients):
                 self._invite(number)
             self._see_clients_off()
+            self._progress("workers hand back", "")
             stage.dismiss(*self._workers)
+            self._progress("the last worker runs what is left", "")
             stage.wait(stage.start("the last worker", lambda: asyncio.run(drain(plan))))
             stage.dismiss(watcher)
         finally:
@@ -375,9 +380,8 @@ class Run:
             if moments and done > moments[0]:
                 moments.pop(0)
                 harm.pop()()
-            self._progress(done)
+            self._progress("racing", f"{done:,} of {plan.admissions:,} admissions")
             time.sleep(0.02)
-        self._progress(sum(self._done))
 
     def _kill_a_worker(self) -> None:
         pid = self._workers.pop(0)

@@ -6,22 +6,30 @@ none yet is led on by all sequences of open operations that end with it and that
 without such a sequence is given up. When no world is left, no order explains the answers, and the other way
 round.
 
-So the search is exact. It is nearly linear all the same, for three reasons: an answer tells the job, its
+So the search is exact. It is nearly linear all the same, for six reasons: an answer tells the job, its
 state and its payload before and after, so that of several open operations rarely more than one fits; an
 operation that changes nothing, now or later, takes effect as soon as it can, for no world is the poorer for
-it; and equal worlds are one.
+it; equal worlds are one; what has no answer need not happen, so that of two worlds in the same state, the
+one in which less of that has happened can do whatever the other can; a job that lives without a hold
+concerns nobody else, so that what happens to it waits until an answer is about it; and `tests.races.traces`
+knows what a request without an answer may have done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.races.history import Cancel, Enqueue, Look, Op
-from tests.races.model import FREE, Key, Rules, after, drifts, spent
+from tests.races.history import Cancel, Ended, Enqueue, Look, Op, Rest
+from tests.races.model import FREE, Key, Rules, after, drifts, find, spent
+from tests.races.traces import Traces, unborn
 
-World = tuple[Key, frozenset[int | str]]
-"""A state, and what has happened out of what is open: operations by index, unanswered births by job id."""
+World = tuple[Key, frozenset[int]]
+"""A state, and what has happened out of what is open."""
+
+Watch = Callable[[int], object]
+"""Is told again and again how many worlds are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +48,18 @@ class Stuck:
         return "\n".join(lines)
 
 
-def explain(rules: Rules, ops: Sequence[Op], orphans: Sequence[str] = ()) -> Stuck | None:
-    """Look for an order; None if there is one. Only requests without answer can have made the `orphans`."""
-    search = Search(rules, ops, orphans)
+def explain(
+    rules: Rules,
+    ops: Sequence[Op],
+    orphans: Sequence[str] = (),
+    ended: Sequence[Ended] = (),
+    watch: Watch = bool,
+) -> Stuck | None:
+    """Look for an order; None if there is one.
+
+    Only requests without answer can have made the `orphans`; `ended` is how the store has jobs in the end.
+    """
+    search = Search(rules, ops, Traces(rules, ops, orphans, ended), watch)
     for _, returns, index in sorted(moments(ops)):
         if not returns:
             search.call(index)
@@ -62,12 +79,16 @@ def moments(ops: Sequence[Op]) -> Iterator[tuple[int, bool, int]]:
 class Search:
     """The worlds that are possible at one moment."""
 
-    def __init__(self, rules: Rules, ops: Sequence[Op], orphans: Sequence[str]) -> None:
+    def __init__(self, rules: Rules, ops: Sequence[Op], traces: Traces, watch: Watch) -> None:
         self._rules = rules
         self._ops = ops
-        self._orphans = orphans
+        self._traces = traces
+        self._watch = watch
+        self._about: list[str | None] = [getattr(op.ask, "job", None) for op in ops]
         self._before = predecessors(ops)
+        self._leading = frozenset(self._before.values())
         self._open: set[int] = set()
+        self._unknown = frozenset(index for index, op in enumerate(ops) if op.unknown)
         self.worlds: set[World] = {(FREE, frozenset())}
 
     def call(self, index: int) -> None:
@@ -77,58 +98,81 @@ class Search:
 
     def back(self, index: int) -> Stuck | None:
         """Let it end: it has had its effect by now, in every world that is left."""
-        found: set[World] = set()
+        found = Front(self._unknown)
         for key, done in self.worlds:
             if index in done:
                 found.add((key, done - {index}))
-            else:
-                found.update(self._lead((key, done), index))
-        if not found:
+        self._lead(index, found)
+        if not found.worlds:
             others = [self._ops[number] for number in sorted(self._open - {index})]
             return Stuck(self._ops[index], [key for key, _ in self.worlds], others)
         self._open.remove(index)
-        self.worlds = found
+        self.worlds = found.worlds
         self._forget()
         return None
 
     def _forget(self) -> None:
         """Close operations without an answer that can no longer matter in any world."""
-        unknown = {index for index in self._open if self._ops[index].unknown}
+        unknown = self._open & self._unknown
         if over := unknown.intersection(*(done for _, done in self.worlds)):
             self._open -= over
             self.worlds = {(key, done - over) for key, done in self.worlds}
 
-    def _lead(self, world: World, index: int) -> Iterator[World]:
+    def _lead(self, index: int, found: Front) -> None:
         """Follow every sequence of open operations that ends with this one."""
-        seen, ahead = {world}, [world]
+        seen, begun = Front(self._unknown), [world for world in self.worlds if index not in world[1]]
+        ahead = deque(filter(seen.add, sorted(begun, key=happened)))
         while ahead:
-            for key, done in self._next(ahead.pop()):
+            self._watch(len(seen.worlds))
+            for key, done in self._next(ahead.popleft(), index):
                 if index in done:
-                    yield key, done - {index}
-                elif (key, done) not in seen:
-                    seen.add((key, done))
+                    found.add((key, done - {index}))
+                elif seen.add((key, done)):
                     ahead.append((key, done))
 
-    def _next(self, world: World) -> Iterator[World]:
-        """Let one more thing happen."""
+    def _next(self, world: World, goal: int) -> Iterator[World]:
+        """Let one more thing happen on the way to an operation."""
         key, done = world
         for drifted in drifts(self._rules, key):
             yield self._let_readers((drifted, done), self._open)
+        apart = self._apart(key, goal)
         for index in self._ready(done, self._open):
-            for result, marks in self._effects(key, done, index):
-                yield self._let_readers((result, done | marks), self._open)
+            if self._about[index] not in apart:
+                for result in self._effects(key, index):
+                    yield self._let_readers((result, done | {index}), self._open)
 
-    def _effects(self, key: Key, done: frozenset[int | str], index: int) -> Iterator[World]:
+    def _apart(self, key: Key, goal: int) -> set[str]:
+        """List jobs without a hold whose fate can wait: what is sought does not depend on it."""
+        if self._rules.versioned or isinstance(self._ops[goal].ask, Rest):
+            return set()
+        due = {goal, *(self._open & self._leading)}
+        return {job.job for job in key.others}.difference(self._about[index] or "" for index in due)
+
+    def _effects(self, key: Key, index: int) -> Iterator[Key]:
         """Tell how an operation may leave the key."""
         op = self._ops[index]
-        result = after(self._rules, key, op.ask, op.answer)
-        if result is not None and not (op.unknown and result == key):
-            yield result, frozenset({index})
         if op.unknown and isinstance(op.ask, Enqueue):
-            for orphan in self._orphans:
-                born = after(self._rules, key, op.ask, None, orphan)
-                if born is not None and born != result and orphan not in done:
-                    yield born, frozenset({index, orphan})
+            yield from self._guesses(key, op.ask)
+        else:
+            result = after(self._rules, key, op.ask, op.answer)
+            if result is not None and not (op.unknown and result == key):
+                yield result
+
+    def _guesses(self, key: Key, ask: Enqueue) -> Iterator[Key]:
+        """Tell how a request without an answer may leave the key, if it does anything."""
+        for orphan in unborn(key, self._traces.births(ask)):
+            made = after(self._rules, key, ask, None, orphan)
+            if (
+                made is not None
+                and find(made, orphan)
+                and self._traces.replaces(orphan, made.gone - key.gone)
+            ):
+                yield made
+        updated = after(self._rules, key, ask, None)
+        if updated is not None and any(
+            job.job in self._traces.updates(ask) for job in updated.live if job.payload == ask.payload
+        ):
+            yield updated
 
     def _let_readers(self, world: World, candidates: Sequence[int] | set[int]) -> World:
         """Let operations happen that only confirm what is, or can change nothing any more."""
@@ -141,18 +185,47 @@ class Search:
         """Tell whether an operation leaves the key as it is, now and whenever it comes."""
         op = self._ops[index]
         if op.unknown:
-            return spent(key, op.ask)
+            lost = isinstance(op.ask, Enqueue) and not self._traces.matters(key, op.ask)
+            return lost or spent(key, op.ask)
         if isinstance(op.ask, Cancel) and op.ask.successors and not spent(key, op.ask):
             return False  # a successor may come before it
         return after(self._rules, key, op.ask, op.answer) == key
 
-    def _ready(self, done: frozenset[int | str], candidates: Sequence[int] | set[int]) -> Iterator[int]:
+    def _ready(self, done: frozenset[int], candidates: Sequence[int] | set[int]) -> Iterator[int]:
         """List what has not happened, and is next in its batch."""
         for index in candidates:
             if index not in done:
                 first = self._before.get(index)
                 if first is None or first in done or first not in self._open:
                     yield index
+
+
+class Front:
+    """Worlds of which none can do all that another can."""
+
+    def __init__(self, unknown: frozenset[int]) -> None:
+        self._unknown = unknown
+        self._least: defaultdict[World, list[frozenset[int]]] = defaultdict(list)
+        self.worlds: set[World] = set()
+
+    def add(self, world: World) -> bool:
+        """Take a world in, unless one that is there makes it superfluous."""
+        key, done = world
+        optional = done & self._unknown
+        least = self._least[key, done - optional]
+        if any(fewer <= optional for fewer in least):
+            return False
+        for more in [more for more in least if optional < more]:
+            least.remove(more)
+            self.worlds.discard((key, done - optional | more))
+        least.append(optional)
+        self.worlds.add(world)
+        return True
+
+
+def happened(world: World) -> int:
+    """Count what has happened out of what is open."""
+    return len(world[1])
 
 
 def predecessors(ops: Sequence[Op]) -> dict[int, int]:

@@ -29,7 +29,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from onejob import App, Retry, Unique, current
+from onejob import App, Replay, Retry, Unique, current
 
 app = App("sqlite:///jobs.db")
 app.queue("embeddings", concurrency=1)
@@ -49,6 +49,12 @@ def explode(n: int, text: str = "boom") -> None:
 @app.task(unique=Unique.once(by="n"), retry=Retry(attempts=1))
 def fragile(n: int) -> None:
     raise RuntimeError("boom")
+
+
+@app.task(retry=Retry(attempts=1), replay=Replay(times=2, after="1h"), retention={"completed": "0s"})
+def stubborn(n: int) -> None:
+    if n:
+        raise RuntimeError("boom")
 
 
 @app.task(unique=Unique(on_conflict="reject"))
@@ -173,7 +179,7 @@ def test_a_request_goes_in_and_comes_out() -> None:
     assert "The same work is already available; the policy keeps it." in kept.stdout
     assert worked.returncode == 0, worked.stderr
     assert re.search(
-        r"Worker \S+ runs 10 tasks from sqlite:///jobs.db, queues default:8, embeddings:1.", worked.stdout
+        r"Worker \S+ runs 11 tasks from sqlite:///jobs.db, queues default:8, embeddings:1.", worked.stdout
     )
     assert re.search(r"Worker \S+ stopped after \S+ and 1 run: 1 completed.", worked.stdout)
     assert "completed" in listed.stdout
@@ -604,12 +610,117 @@ def test_all_dead_letters_are_replayed_and_counted(onejob: Onejob) -> None:
     some = answer(onejob("replay", "shop:app", "--all", "--task", "fragile", "--json"))
     rest = onejob("replay", "shop:app", "--all").stdout
 
-    assert some == {"total": 1, "created": 0, "kept": 1, "stale": 0, "gone": 0}
+    assert some == {"total": 1, "created": 0, "kept": 1, "stale": 0, "refused": 0, "gone": 0}
     assert rest.splitlines() == [
         "5 dead letters: available again.",
         "1 dead letter: left where they are, for the same work is already under way.",
     ]
     assert len(answer(onejob("jobs", "shop:app", "--state", "available", "--json"))) == 6
+
+
+def test_dead_letters_that_died_of_the_same_are_grouped(onejob: Onejob) -> None:
+    for n, text in enumerate(["user 1 is gone", "user 22 is gone", "disk full"]):
+        enqueue(onejob, "explode", f"n={n}", f"text={text}")
+    drain(onejob)
+
+    groups = answer(onejob("dead", "shop:app", "--group", "--json"))
+    shown = onejob("dead", "shop:app", "--group").stdout
+    one = answer(onejob("dead", "shop:app", "--group", "--message", "disk", "--json"))
+
+    found = [(one["count"], one["task"], one["error"], one["message"]) for one in groups]
+    assert found == [
+        (2, "explode", "RuntimeError", "user # is gone"),
+        (1, "explode", "RuntimeError", "disk full"),
+    ]
+    assert re.search(r"^2 +explode +RuntimeError: user # is gone ", shown, re.MULTILINE)
+    assert [group["count"] for group in one] == [1]
+    assert onejob("dead", "shop:app", "--group", "--task", "x").stdout == "No dead letters.\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--message", "disk"], 1),
+        (["--error", "RuntimeError", "--newer-than", "1h"], 3),
+        (["--queue", "embeddings"], 0),
+        (["--older-than", "1h"], 0),
+        (["--error", "TimeoutError"], 0),
+    ],
+)
+def test_dead_letters_are_replayed_by_what_they_are(
+    onejob: Onejob, options: list[str], expected: int
+) -> None:
+    for n, text in enumerate(["user 1 is gone", "user 22 is gone", "disk full"]):
+        enqueue(onejob, "explode", f"n={n}", f"text={text}")
+    drain(onejob)
+
+    listed = answer(onejob("dead", "shop:app", *options, "--json"))
+    replayed = answer(onejob("replay", "shop:app", "--all", *options, "--json"))
+
+    assert (len(listed), replayed["total"], replayed["created"]) == (expected, expected, expected)
+    assert len(answer(onejob("dead", URL, "--json"))) == 3 - expected
+
+
+def test_a_dead_letter_is_replayed_with_other_arguments(onejob: Onejob) -> None:
+    job_id = enqueue(onejob, "explode", "n=1", "text=wrong")
+    drain(onejob)
+
+    onejob("replay", "shop:app", job_id, "--set", "text=42", "--args", '{"n": 2}')
+
+    shown = answer(onejob("job", "shop:app", job_id, "--json"))
+    assert (shown["args"], shown["replays"], shown["state"]) == ({"n": 2, "text": "42"}, 1, "available")
+
+
+def test_an_edit_that_makes_other_work_is_refused(onejob: Onejob) -> None:
+    job_id = enqueue(onejob, "fragile", "n=1")
+    drain(onejob)
+
+    refused = onejob("replay", "shop:app", job_id, "--set", "n=2", code=1).stderr
+    many = answer(onejob("replay", "shop:app", "--all", "--task", "fragile", "--set", "n=2", "--json"))
+    needy = onejob("replay", "shop:app", "--all", "--set", "n=2", code=2).stderr
+
+    assert "enqueue it anew with fragile.enqueue(…)" in refused
+    assert (many["refused"], many["created"]) == (1, 0)
+    assert "--set with --all needs --task" in needy
+
+
+def test_a_letter_that_comes_back_by_itself_says_when(onejob: Onejob) -> None:
+    job_id = enqueue(onejob, "stubborn", "n=1")
+    drain(onejob)
+
+    shown = onejob("job", "shop:app", job_id).stdout
+    assert re.search(r"^comes back +\d{4}-.* UTC \(in (59m|1h)", shown, re.MULTILINE)
+    assert "It comes back by itself " in why(onejob, job_id)
+    assert answer(onejob("job", "shop:app", job_id, "--json"))["returns_at"] is not None
+
+
+def test_ended_jobs_are_pruned(onejob: Onejob) -> None:
+    enqueue(onejob, "stubborn", "n=0")
+    enqueue(onejob, "sync_user", "user_id=1")
+    assert onejob("prune", "shop:app").stdout.startswith("Nothing has ended")
+    drain(onejob)
+
+    would = answer(onejob("prune", "shop:app", "--dry-run", "--json"))
+    told = onejob("prune", "shop:app", "--dry-run").stdout
+    done = onejob("prune", "shop:app").stdout
+    age_by_days(8)
+    rest = answer(onejob("prune", "shop:app", "--json"))
+
+    assert would == {"dry_run": True, "looked_at": 1, "deleted": 1, "emptied": 0}
+    assert (told, done) == ("1 job would be forgotten.\n", "1 job forgotten.\n")
+    assert rest == {"dry_run": False, "looked_at": 1, "deleted": 1, "emptied": 0}
+    assert onejob("jobs", "shop:app").stdout == "No such jobs.\n"
+
+
+def test_a_store_alone_is_not_pruned_for_it_knows_no_retention(onejob: Onejob) -> None:
+    assert "knows no tasks" in onejob("prune", URL, code=2).stderr
+
+
+def age_by_days(days: int) -> None:
+    """Pretend that everything happened earlier."""
+    with closing(sqlite3.connect("jobs.db")) as database, database:
+        micros = days * 86_400_000_000
+        database.execute("UPDATE onejob_jobs SET finished_at = finished_at - ?", (micros,))
 
 
 def test_replaying_nothing_says_so(onejob: Onejob) -> None:
@@ -870,6 +981,82 @@ def test_a_refusal_is_one_sentence(
     assert last.startswith("Error: ")
     assert sentence in last
     assert "Traceback" not in refused.stderr
+
+
+# ── schedules ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_cron_line_is_read_without_an_app(onejob: Onejob) -> None:
+    said = onejob("cron", "describe", "*/15 9-17 * * MON-FRI", "--timezone", "Europe/Berlin").stdout
+    ahead = answer(
+        onejob("cron", "next", "0 9 * * 1-5", "--timezone", "Asia/Tokyo", "--count", "3", "--json")
+    )
+    shown = onejob("cron", "next", "@daily", "--count", "2").stdout.splitlines()
+
+    assert said == "every 15 minutes from 09:00 to 17:59 on Monday to Friday, Europe/Berlin time\n"
+    assert [moment[10:] for moment in ahead] == ["T09:00:00+09:00"] * 3
+    assert [re.sub(r"^\w{3} \S+ ", "", line).split("  ")[0] for line in shown] == ["00:00:00 +0000"] * 2
+    assert answer(onejob("cron", "describe", "@every 30s", "--json"))["description"] == "every 30 seconds"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("cron", "next", "61 * * * *"), "The minute '61' cannot be read"),
+        (("cron", "next", "@daily", "--timezone", "Mars"), "timezone='Mars' is not known here"),
+        (("cron", "describe", "0 9 * *"), "has 4 fields, not five"),
+        (("cron", "add", "shop:app", "n", "nobody", "@daily"), "No task is named 'nobody'"),
+        (("cron", "add", "shop:app", "n", "strict", "@daily", "--overlap", "pile"), "'pile' is not one of"),
+        (("cron", "add", "shop:app", "n", "strict", "@dayly", "n=1"), "has 1 field, not five"),
+        (("cron", "pause", "shop:app", "n"), "No schedule is named 'n'; there are: none."),
+        (("cron", "list", "sqlite:///jobs.db"), "names a store, which knows no tasks"),
+    ],
+)
+@pytest.mark.usefixtures("shop")
+def test_what_a_schedule_cannot_be_is_said_in_one_sentence(words: tuple[str, ...], sentence: str) -> None:
+    refused = call(*words)
+
+    assert refused.returncode in {1, 2}
+    assert sentence in refused.stderr.splitlines()[-1]
+    assert "Traceback" not in refused.stderr
+
+
+def test_schedules_are_listed_added_paused_resumed_and_removed(onejob: Onejob) -> None:
+    assert onejob("cron", "list", "shop:app").stdout == "There are no schedules.\n"
+    added = onejob(
+        "cron", "add", "shop:app", "nightly", "sync_user", "0 2 * * *", "user_id=7", "--missed", "all"
+    )
+    assert added.stdout == "nightly runs: sync_user, at 02:00 every day, UTC time.\n"
+    onejob("cron", "add", "shop:app", "often", "strict", "@every 30s", "n=1", "--overlap", "allow")
+    paused = answer(onejob("cron", "pause", "shop:app", "often", "--json"))
+    [nightly, often] = answer(onejob("cron", "list", "shop:app", "--json"))
+
+    assert (paused["paused"], often["paused"], often["next"], often["overlap"]) == (True, True, [], None)
+    assert (nightly["task"], nightly["args"], nightly["missed"]) == (
+        "sync_user",
+        {"note": "", "user_id": 7},
+        "all",
+    )
+    assert nightly["overlap"] == {"until": "finish", "on_conflict": "keep", "on_active": "keep"}
+    assert [moment[10:] for moment in nightly["next"]] == ["T02:00:00+00:00"] * 5
+
+    table = onejob("cron", "list", "shop:app").stdout.splitlines()
+    assert re.fullmatch(
+        r"nightly +sync_user +0 2 \* \* \* +in \S+ +0 +at 02:00 every day, UTC time", table[1]
+    )
+    assert re.fullmatch(r"often +strict +@every 30s +paused +0 +every 30 seconds", table[2])
+
+    assert "often runs" in onejob("cron", "resume", "shop:app", "often").stdout
+    onejob("cron", "remove", "shop:app", "nightly")
+    assert [one["name"] for one in answer(onejob("cron", "list", "shop:app", "--json"))] == ["often"]
+
+
+@pytest.mark.parametrize("command", ["list", "add", "pause", "resume", "remove", "next", "describe"])
+def test_every_command_of_cron_has_help_with_an_example(onejob: Onejob, command: str) -> None:
+    shown = onejob("cron", command, "--help").stdout
+
+    assert f"Example: onejob cron {command}" in shown
+    assert "--json" in shown
 
 
 # ── help ──────────────────────────────────────────────────────────────────────────────────────────

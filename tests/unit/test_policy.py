@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from onejob import App, Retry, State, Unique, unique
+from onejob import App, Replay, Retry, State, Unique, unique
 from onejob.errors import InvalidCall, InvalidDuration, InvalidPolicy, OnejobError, UnknownQueue
 from onejob.fluent import Fluent
 from onejob.job import INCOMPLETE, TERMINAL, WAITING
@@ -302,6 +302,30 @@ def test_an_option_that_cannot_be_meant_is_refused(
 )
 def test_a_retry_that_cannot_be_meant_is_refused(make: Callable[[], Retry]) -> None:
     with pytest.raises(InvalidPolicy):
+        make()
+
+
+def test_a_replay_waits_longer_each_time_up_to_its_cap() -> None:
+    replay = Replay(times=5, after="1h", factor=3, cap="1d")
+    hours = [replay.delay(replays).total_seconds() / 3600 for replays in range(5)]
+    assert hours == [1, 3, 9, 24, 24]
+    assert Replay(after="1d", factor=1000, cap="365d").delay(10**6) == timedelta(days=365)
+
+
+@pytest.mark.parametrize(
+    ("make", "advice"),
+    [
+        (lambda: Replay(times=0), "leave replay= out"),
+        (lambda: Replay(times=True), "1 or more"),
+        (lambda: Replay(times=1.5), "1 or more"),  # type: ignore[arg-type]
+        (lambda: Replay(after="-1h"), "negative|duration"),
+        (lambda: Replay(factor=0.5), "factor"),
+        (lambda: Replay(factor=float("nan")), "factor"),
+        (lambda: Replay(after="2h", cap="1h"), "less than after="),
+    ],
+)
+def test_a_replay_that_cannot_be_meant_is_refused(make: Callable[[], Replay], advice: str) -> None:
+    with pytest.raises(OnejobError, match=advice):
         make()
 
 

@@ -73,6 +73,8 @@ def about(job: Job) -> dict[str, object]:
         "started": when(job.started_at),
         "finished": when(job.finished_at),
         "attempts": f"{job.attempt} of {job.retry.attempts}",
+        "replays": job.replays or None,
+        "comes back": when(job.returns_at),
         "worker": job.worker,
         "lease until": when(job.lease_until),
         "told to stop": "yes" if job.cancel_requested else None,

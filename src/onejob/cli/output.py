@@ -66,6 +66,8 @@ def job_document(job: Job) -> dict[str, Any]:
         "meta": job.metadata,
         "attempt": job.attempt,
         "max_attempts": job.retry.attempts,
+        "replays": job.replays,
+        "returns_at": stamp(job.returns_at),
         "created_at": stamp(job.created_at),
         "run_at": stamp(job.run_at),
         "started_at": stamp(job.started_at),

@@ -37,7 +37,7 @@ async def tell(app: App, job: Job) -> list[str]:
                 if job.reason == "expired"
                 else f"It failed for good {when(job.finished_at)}.",
                 *errors(job),
-                replayable(job),
+                *replayable(job),
                 *holds(app, job),
             ]
         case _:
@@ -113,9 +113,10 @@ def errors(job: Job) -> list[str]:
     return [f"Attempt {last['attempt']} of {job.retry.attempts} ended with {last['type']}: {last['message']}"]
 
 
-def replayable(job: Job) -> str:
-    """Say how to bring a dead letter back."""
-    return f"To try again: onejob replay APP {job.id}"
+def replayable(job: Job) -> list[str]:
+    """Say when a dead letter comes back, and how to bring it back."""
+    by_itself = [f"It comes back by itself {when(job.returns_at)}."] if job.returns_at else []
+    return [*by_itself, f"To try again{' now' if by_itself else ''}: onejob replay APP {job.id}"]
 
 
 def holds(app: App, job: Job) -> list[str]:

@@ -7,6 +7,7 @@ as committed, and writes what it returns, so that no other step on the same job 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Protocol
@@ -67,7 +68,10 @@ class Filter:
     held: bool = False  # holds a key, or waits behind one that does
     chain_id: str | None = None
     leased_until: datetime | None = None  # active, with a lease that ends by then
-    ended_before: datetime | None = None
+    ended_before: datetime | None = None  # in the one state that is named, of a namespace; by when they ended
+    beyond: tuple[datetime, str] | None = None  # with that: what comes after this time and id
+    besides: Collection[str] = ()  # with that: not of these tasks
+    returns_by: datetime | None = None  # a task's dead letters that are to come back by then; earliest first
     late_by: datetime | None = None  # not started, and too late to start by then
     stranded: bool = False  # pending behind a predecessor that is gone
     awaits: Collection[str] = ()  # pending until one of these chains has ended, among others
@@ -159,6 +163,16 @@ class Store(Protocol):
     def apply_within_now(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
         """Do the same from blocking code."""
 
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """Open a transaction on a connection of its own, which it gives, for a handler's writes.
+
+        It is committed at the end, or rolled back if anything is raised. An error at the end leaves in doubt
+        whether it was committed. Raises NoTransactions, or AdmissionBusy as `apply_within` does.
+        """
+
+    def transaction_now(self) -> AbstractContextManager[Any]:
+        """Do the same from blocking code."""
+
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs, highest priority and oldest first, each given to one caller only.
 
@@ -199,6 +213,9 @@ class Store(Protocol):
 
     async def tallies(self, namespace: str) -> list[Tally]:
         """Read the counters of absorbed requests."""
+
+    async def fold(self, namespace: str) -> int:
+        """Add the counters of jobs that are gone to those of no job (""), and tell how many there were."""
 
     async def next_due(self, namespace: str, rates: Mapping[str, Rate] | None = None) -> datetime | None:
         """Tell when the next scheduled or retryable job is due, or a queue's rate allows one more start."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
-
-import msgspec
+from typing import Any
 
 from onejob.job import UNSTARTED, Job, State
 from onejob.stores.contract import Filter
@@ -23,18 +23,43 @@ def matches(job: Job, wanted: Filter) -> bool:
         and (wanted.leased_until is None or _lease_ends(job, wanted.leased_until))
         and (wanted.ended_before is None or _ended(job, wanted.ended_before))
         and (wanted.late_by is None or _late(job, wanted.late_by))
+        and (wanted.beyond is None or _lies_beyond(job, wanted.beyond, newest=wanted.newest_first))
+        and job.task not in wanted.besides
+        and (wanted.returns_by is None or _returns(job, wanted.returns_by))
         and (not wanted.blocked or _blocked(job))
-        and (not wanted.awaits or (_blocked(job) and not awaited(job).isdisjoint(wanted.awaits)))
+        and (not wanted.awaits or (_blocked(job) and not set(job.awaits).isdisjoint(wanted.awaits)))
     )
+
+
+def page(jobs: Iterable[Job], wanted: Filter) -> list[Job]:
+    """Sort jobs as a filter wants them, and cut its page out."""
+    timed = wanted.leased_until is not None or wanted.returns_by is not None
+    ordered = sorted(jobs, key=lambda job: position(job, wanted), reverse=wanted.newest_first and not timed)
+    return ordered[wanted.offset : wanted.offset + wanted.limit]
+
+
+def position(job: Job, wanted: Filter) -> tuple[Any, ...]:
+    """Tell where a job stands in the order of what a filter finds."""
+    if wanted.leased_until is not None:
+        return (job.lease_until, job.id)
+    if wanted.returns_by is not None:
+        return (job.run_at, job.id)
+    return (job.finished_at, job.id) if wanted.ended_before is not None else (job.id,)
+
+
+def _lies_beyond(job: Job, beyond: tuple[datetime, str], *, newest: bool) -> bool:
+    if job.finished_at is None:
+        return False
+    here = (job.finished_at, job.id)
+    return here < beyond if newest else here > beyond
 
 
 def _blocked(job: Job) -> bool:
     return job.state is State.PENDING and job.blockers is not None
 
 
-def awaited(job: Job) -> set[str]:
-    """Name the chains that a job waits for, whether they have ended or not."""
-    return set() if job.blockers is None else set(msgspec.json.decode(job.blockers, type=list[str]))
+def _returns(job: Job, by: datetime) -> bool:
+    return job.returns_at is not None and job.returns_at <= by
 
 
 def _lease_ends(job: Job, by: datetime) -> bool:

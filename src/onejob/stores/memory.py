@@ -5,19 +5,21 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime
 from functools import partial
 from typing import Any
 
-from onejob.errors import ForeignConnection
+from onejob.errors import ForeignConnection, NoTransactions
 from onejob.job import UNSTARTED, Changes, Job, State, View
 from onejob.lifecycle import mature, rank, start
 from onejob.limits import PAUSED, Rate
 from onejob.stores.bell import Bell
 from onejob.stores.book import Book
 from onejob.stores.contract import Counts, Filter, Finding, Guarantees, Lease, Schema, Step, Tally, utcnow
-from onejob.stores.filters import matches
+from onejob.stores.filters import matches, page
 
+NO_TRANSACTIONS = "The memory store has no transactions: use SQLite or PostgreSQL for this task."
 TIMED = {State.SCHEDULED, State.RETRYABLE}
 
 
@@ -68,6 +70,14 @@ class MemoryStore:
     async def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
         """Refuse: there is no transaction to join."""
         return self.apply_within_now(connection, steps)
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """Refuse: a rollback would have nothing to roll back."""
+        raise NoTransactions(NO_TRANSACTIONS)
+
+    def transaction_now(self) -> AbstractContextManager[Any]:
+        """Refuse: a rollback would have nothing to roll back."""
+        raise NoTransactions(NO_TRANSACTIONS)
 
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs, best first."""
@@ -143,8 +153,7 @@ class MemoryStore:
         """List jobs."""
         with self._lock:
             jobs = self._select(lambda job: matches(job, wanted) and self._stranded(job, wanted))
-        jobs.sort(key=lambda job: job.id, reverse=wanted.newest_first)
-        return jobs[wanted.offset : wanted.offset + wanted.limit]
+        return page(jobs, wanted)
 
     async def tails(self, chains: Sequence[str]) -> list[Job | None]:
         """Read the last job of each chain."""
@@ -205,6 +214,20 @@ class MemoryStore:
                 for key, times in sorted(self._tallies.items())
                 if key[0] == namespace
             ]
+
+    async def fold(self, namespace: str) -> int:
+        """Add the counters of jobs that are gone to those of no job."""
+        with self._lock:
+            gone = [
+                key
+                for key in self._tallies
+                if key[0] == namespace and key[3] and key[3] not in self._book.jobs
+            ]
+            for key in gone:
+                total, at = (*key[:3], ""), self._tallied_at.pop(key)
+                self._tallies[total] += self._tallies.pop(key)
+                self._tallied_at[total] = max(at, self._tallied_at.get(total, at))
+        return len(gone)
 
     async def next_due(self, namespace: str, rates: Mapping[str, Rate] | None = None) -> datetime | None:
         """Tell when the next timed job is due, or a queue may start one again."""

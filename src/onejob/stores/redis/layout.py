@@ -17,7 +17,6 @@ import msgspec
 
 from onejob.job import EPOCH, TERMINAL, UNSTARTED, Job, State
 from onejob.limits import PAUSED
-from onejob.stores.filters import awaited
 
 VERSION = 1  # of this layout
 MICROSECOND = timedelta(microseconds=1)
@@ -106,9 +105,13 @@ class Bucket:
         """Name the set of jobs that wait for a chain."""
         return self.beside("awaiting", chain)
 
-    def ended(self, state: State) -> bytes:
-        """Name the set of jobs that ended in a state, by when they did."""
-        return self.beside("ended", state)
+    def ended(self, namespace: str, task: str, state: State) -> bytes:
+        """Name the set of a task's jobs that ended in a state, by when they did."""
+        return self.beside("ended", namespace, task, state)
+
+    def returning(self, namespace: str, task: str) -> bytes:
+        """Name the set of a task's dead letters that come back by themselves, by when they do."""
+        return self.beside("returning", namespace, task)
 
     def awaited(self, namespace: str) -> bytes:
         """Name the set of a namespace's jobs that wait for their time."""
@@ -161,7 +164,9 @@ def entries(place: Bucket, job: Job) -> Entries:
     elif job.state is State.ACTIVE and job.lease_until is not None:
         found[place.leased, name] = b"%d" % micros(job.lease_until)
     elif job.state in TERMINAL and job.finished_at is not None:
-        found[place.ended(job.state), name] = b"%d" % micros(job.finished_at)
+        found[place.ended(job.namespace, job.task, job.state), name] = b"%d" % micros(job.finished_at)
+    if job.returns_at is not None:
+        found[place.returning(job.namespace, job.task), name] = b"%d" % micros(job.returns_at)
     if job.expires_at is not None and job.state in UNSTARTED:
         found[place.expiring, name] = b"%d" % micros(job.expires_at)
     if job.key is not None:
@@ -170,7 +175,7 @@ def entries(place: Bucket, job: Job) -> Entries:
         found[place.chains, b"%b\0%010d%b" % (job.chain_id.encode(), job.chain_index, name)] = b"0"
     if job.blockers is not None and job.state is State.PENDING:
         found[place.blocked, name] = b"0"
-        found |= {(place.awaiting(chain), name): b"0" for chain in awaited(job)}
+        found |= {(place.awaiting(chain), name): b"0" for chain in job.awaits}
     return found
 
 

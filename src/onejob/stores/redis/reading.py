@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from onejob.job import EPOCH, TERMINAL, UNSTARTED, Changes, Job, State, View
+from onejob.job import EPOCH, UNSTARTED, Changes, Job, State, View
 from onejob.limits import PAUSED, Rate
 from onejob.stores.contract import Counts, Filter, Step, Tally
 from onejob.stores.filters import matches
@@ -17,6 +17,8 @@ from onejob.stores.redis.layout import MICROSECOND, Bucket, frame, micros
 from onejob.stores.redis.records import read_job
 
 PAGE = 500  # ids read at once from an index
+SHORTEST_READ = 20  # of many lists that are merged
+FOLDED_AT_ONCE = 500
 POSITION = 10  # digits of a continuation's place in its chain
 
 Names = list[tuple[Bucket, bytes]]
@@ -70,8 +72,10 @@ def find(wanted: Filter, ground: Ground) -> Flow[list[Job]]:
     if wanted.key is not None:
         places = [ground.home(wanted.key)]
         return (yield from page([(place, place.keyed) for place in places], wanted, prefix=wanted.key))
-    if wanted.leased_until is not None or wanted.ended_before is not None or wanted.late_by is not None:
+    if wanted.leased_until is not None or wanted.returns_by is not None or wanted.late_by is not None:
         return (yield from find_by_time(wanted, ground))
+    if wanted.ended_before is not None:
+        return (yield from find_ended(wanted, ground))
     if wanted.awaits or wanted.blocked:
         return (yield from page(list(waiting_lists(wanted, ground)), wanted))
     if wanted.held or wanted.stranded:
@@ -162,32 +166,94 @@ def chosen(jobs: Iterable[Job | None], wanted: Filter) -> list[Job]:
 
 
 def find_by_time(wanted: Filter, ground: Ground) -> Flow[list[Job]]:
-    """List jobs whose leases end, or that have ended or expire, by a time; earliest first."""
-    states = [state for state in TERMINAL if not wanted.states or state in wanted.states]
-    if wanted.leased_until is not None:
-        names = [(place, place.leased) for place in ground.buckets]
-        until = b"%d" % micros(wanted.leased_until)
+    """List jobs whose leases end, or that come back or expire, by a time; earliest first."""
+    if wanted.returns_by is not None:
+        assert wanted.namespace is not None
+        assert wanted.task is not None
+        names = [(place, place.returning(wanted.namespace, wanted.task)) for place in ground.buckets]
     elif wanted.late_by is not None:
         names = [(place, place.expiring) for place in ground.buckets]
-        until = b"%d" % micros(wanted.late_by)
     else:
-        assert wanted.ended_before is not None
-        names = [(place, place.ended(state)) for place in ground.buckets for state in states]
-        until = b"(%d" % micros(wanted.ended_before)
+        names = [(place, place.leased) for place in ground.buckets]
+    until = b"%d" % micros(wanted.returns_by or wanted.late_by or wanted.leased_until or EPOCH)
     most = wanted.offset + wanted.limit
     replies = yield [
         Ask(place.number, ("ZRANGEBYSCORE", name, "-inf", until, "WITHSCORES", "LIMIT", 0, most))
         for place, name in names
     ]
-    found = [
-        (int(score), place, member)
+    found = sorted(
+        (int(score), member, place.number, place)
         for (place, _), reply in zip(names, replies, strict=True)
-        for member, score in zip(reply[::2], reply[1::2], strict=True)
-    ]
-    found.sort(key=lambda one: one[0])
-    cut = found[wanted.offset : most]
-    jobs = yield from fetch([(place, member) for _, place, member in cut])
+        for member, score in pairs(reply)
+    )
+    jobs = yield from fetch([(place, member) for _, member, _, place in found[wanted.offset : most]])
     return [job for job in jobs if job is not None and matches(job, wanted)]
+
+
+def find_ended(wanted: Filter, ground: Ground) -> Flow[list[Job]]:
+    """List jobs that ended in a state, by when they did: merge the lists of its tasks."""
+    names = yield from ended_lists(wanted, ground)
+    most = wanted.offset + wanted.limit
+    size = max(most // max(len(names), 1), SHORTEST_READ)
+    cursors: dict[tuple[Bucket, bytes], int] = dict.fromkeys(names, 0)
+    found: list[Job] = []
+    while cursors and len(found) < most:
+        replies = yield [
+            Ask(place.number, scored(name, wanted, start, size)) for (place, name), start in cursors.items()
+        ]
+        read = {
+            handle: [(int(score), member) for member, score in pairs(reply)]
+            for handle, reply in zip(list(cursors), replies, strict=True)
+        }
+        batch = settle_order(cursors, read, size, newest=wanted.newest_first)
+        jobs = yield from fetch(batch)
+        found += [job for job in jobs if job is not None and matches(job, wanted)]
+    return found[wanted.offset : most]
+
+
+def ended_lists(wanted: Filter, ground: Ground) -> Flow[Names]:
+    """Name the lists of what has ended that may have what is asked; the counters tell which there are."""
+    [state] = wanted.states
+    found: dict[tuple[Bucket, bytes], None] = {}
+    for place, counters in (yield from counted(ground)):
+        for (namespace, _, task, ended, _), number in counters.items():
+            wants = wanted.task in {None, task} and task not in wanted.besides
+            if number > 0 and ended == state and namespace == wanted.namespace and wants:
+                found[place, place.ended(namespace, task, State(state))] = None
+    return list(found)
+
+
+def scored(name: bytes, wanted: Filter, start: int, size: int) -> tuple[Any, ...]:
+    """Ask for some members of a list by time, beyond the time that is given; what is at it is read again."""
+    assert wanted.ended_before is not None
+    edge = None if wanted.beyond is None else micros(wanted.beyond[0])
+    before = b"(%d" % micros(wanted.ended_before)
+    if wanted.newest_first:
+        high = before if edge is None or edge >= micros(wanted.ended_before) else b"%d" % edge
+        return "ZREVRANGEBYSCORE", name, high, "-inf", "WITHSCORES", "LIMIT", start, size
+    low = b"-inf" if edge is None else b"%d" % edge
+    return "ZRANGEBYSCORE", name, low, before, "WITHSCORES", "LIMIT", start, size
+
+
+def settle_order(
+    cursors: dict[tuple[Bucket, bytes], int],
+    read: dict[tuple[Bucket, bytes], list[tuple[int, bytes]]],
+    size: int,
+    *,
+    newest: bool,
+) -> list[tuple[Bucket, bytes]]:
+    """Take what lies before the place up to which every list was read, in order; move the cursors there."""
+    last = [members[-1] for members in read.values() if len(members) == size]
+    edge = (max(last) if newest else min(last)) if last else None
+    batch: list[tuple[tuple[int, bytes], Bucket]] = []
+    for handle, members in read.items():
+        used = [one for one in members if edge is None or (one >= edge if newest else one <= edge)]
+        batch += [(one, handle[0]) for one in used]
+        cursors[handle] += len(used)
+        if len(used) == len(members) < size:
+            del cursors[handle]
+    batch.sort(key=lambda one: one[0], reverse=newest)
+    return [(place, member) for (_, member), place in batch]
 
 
 def find_standing(wanted: Filter, ground: Ground) -> Flow[list[Job]]:
@@ -225,16 +291,31 @@ def waiting_lists(wanted: Filter, ground: Ground) -> Iterator[tuple[Bucket, byte
 
 
 def tails(chains: Sequence[str], ground: Ground) -> Flow[list[Job | None]]:
-    """Read the last job of each chain: its last continuation, else the first job, which has its id."""
+    """Read the last job of each chain: its last continuation, else the first job, which has its id.
+
+    One that has ended is looked for once more: its chain may have gone on between the two reads.
+    """
+    found: dict[str, Job | None] = {}
+    left = list(dict.fromkeys(chains))
+    names = yield from last_of(left, ground)
+    while left:
+        found |= zip(left, (yield from get([names[chain] for chain in left], ground)), strict=True)
+        ended = [chain for chain in left if (job := found[chain]) is not None and job.is_terminal]
+        newer = yield from last_of(ended, ground)
+        left = [chain for chain in ended if newer[chain] != names[chain]]
+        names |= newer
+    return [found[chain] for chain in chains]
+
+
+def last_of(chains: Sequence[str], ground: Ground) -> Flow[dict[str, str]]:
+    """Name the last job of each chain."""
     homes = [(chain, chain.encode() + b"\0", ground.home(chain)) for chain in chains]
-    replies = yield [
-        Ask(place.number, ranged(place.chains, first, None, 1, newest=True)) for _, first, place in homes
-    ]
-    last = [
-        reply[0][len(first) + POSITION :].decode() if reply else chain
+    asks = [Ask(place.number, ranged(place.chains, first, None, 1, newest=True)) for _, first, place in homes]
+    replies = (yield asks) if asks else []
+    return {
+        chain: reply[0][len(first) + POSITION :].decode() if reply else chain
         for (chain, first, _), reply in zip(homes, replies, strict=True)
-    ]
-    return (yield from get(last, ground))
+    }
 
 
 def settings(namespace: str, kind: str, ground: Ground) -> Flow[dict[str, bytes]]:
@@ -385,6 +466,23 @@ def tallies(namespace: str, ground: Ground) -> Flow[list[Tally]]:
         ),
         key=lambda one: (one.task, one.outcome, one.job_id),
     )
+
+
+def fold(namespace: str, ground: Ground) -> Flow[int]:
+    """Add the counters of jobs that are gone to those of no job."""
+    place = ground.buckets[0]
+    keys = [place.tallies(namespace), place.tallied_at(namespace)]
+    counters = [tally for tally in (yield from tallies(namespace, ground)) if tally.job_id]
+    folded = 0
+    for start in range(0, len(counters), FOLDED_AT_ONCE):
+        some = counters[start : start + FOLDED_AT_ONCE]
+        jobs = yield from get([tally.job_id for tally in some], ground)
+        gone = [tally for tally, job in zip(some, jobs, strict=True) if job is None]
+        words = [frame(t.task, t.outcome, job_id) for t in gone for job_id in (t.job_id, "")]
+        if words:
+            yield [Ask(place.number, words, "fold", keys)]
+        folded += len(gone)
+    return folded
 
 
 def _tally(namespace: str, names: Sequence[str], count: int, at: bytes | None) -> Tally:

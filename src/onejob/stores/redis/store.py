@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime
 from typing import Any, TypeVar
 
-from onejob.errors import ForeignConnection, OnejobError
+from onejob.errors import ForeignConnection, NoTransactions, OnejobError
 from onejob.forks import generation
 from onejob.job import Job, View
 from onejob.limits import Rate
@@ -30,6 +31,7 @@ NO_TRANSACTION = (
     "Redis has no transaction that a job could join: leave connection= out, "
     "or keep jobs beside your data in SQLite or PostgreSQL."
 )
+NO_TRANSACTIONS = "Redis has no transactions: use SQLite or PostgreSQL for this task."
 
 
 class RedisStore:
@@ -90,6 +92,14 @@ class RedisStore:
         """Refuse: there is no transaction to join."""
         return self.apply_within_now(connection, steps)
 
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """Refuse: a rollback would have nothing to roll back."""
+        raise NoTransactions(NO_TRANSACTIONS)
+
+    def transaction_now(self) -> AbstractContextManager[Any]:
+        """Refuse: a rollback would have nothing to roll back."""
+        raise NoTransactions(NO_TRANSACTIONS)
+
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs, best first."""
         return await self._await(flows.lease(wanted, self._ground))
@@ -141,6 +151,10 @@ class RedisStore:
     async def tallies(self, namespace: str) -> list[Tally]:
         """Read the counters."""
         return await self._await(reading.tallies(namespace, self._ground))
+
+    async def fold(self, namespace: str) -> int:
+        """Add the counters of jobs that are gone to those of no job."""
+        return await self._await(reading.fold(namespace, self._ground))
 
     async def next_due(self, namespace: str, rates: Mapping[str, Rate] | None = None) -> datetime | None:
         """Tell when the next timed job is due, or a queue may start one again."""

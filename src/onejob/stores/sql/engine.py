@@ -21,7 +21,7 @@ from onejob.stores.lane import Closed, Lane
 from onejob.stores.sql import flows
 from onejob.stores.sql.faults import translated, translating
 from onejob.stores.sql.flows import Ask, Plan, drive
-from onejob.stores.sql.lockfile import LockFile
+from onejob.stores.sql.lockfile import LockFile, beside
 from onejob.stores.sql.rows import Row, write_job
 from onejob.stores.sql.schema import SQL, prepare_schema
 
@@ -53,7 +53,7 @@ class Engine:
 
     def _connect(self) -> None:
         with translating(self._path), contextlib.ExitStack() as opened:
-            self._lock = LockFile(self._path.with_name(self._path.name + ".lock"), self._timeout)
+            self._lock = LockFile(beside(self._path), self._timeout)
             opened.callback(self._lock.close)
             create_private(self._path)
             with self._lock:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from onejob.job import Changes, Job, State, Trait, View
+from onejob.job import Changes, Job, Trait, View
 from onejob.lifecycle import mature, rank, start
 from onejob.lifecycle import too_late as is_late
 from onejob.limits import Rate
@@ -39,6 +39,8 @@ from onejob.stores.sql.rows import (
 T = TypeVar("T")
 MATURED_AT_ONCE = 1000
 LOOKED_PAST = 30  # jobs of crowded partitions at the head of a line, before the others are asked for
+FOLDED_AT_ONCE = 1000
+EARLIEST, LATEST = -(2**62), 2**62  # before and after all times
 
 
 class Ask(NamedTuple):
@@ -387,8 +389,10 @@ def question(wanted: Filter) -> Ask:
     if wanted.late_by is not None:
         return Ask("find_late", (micros(wanted.late_by), wanted.limit, wanted.offset))
     if wanted.ended_before is not None:
-        states = [state for state in State if not wanted.states or state in wanted.states]
-        return Ask("find_ended", (micros(wanted.ended_before), names(states), wanted.limit, wanted.offset))
+        return ended(wanted, wanted.ended_before)
+    if wanted.returns_by is not None:
+        whose = (wanted.namespace, wanted.task, micros(wanted.returns_by))
+        return Ask("find_returning", (*whose, wanted.limit, wanted.offset))
     if wanted.stranded:
         return Ask("find_stranded", (wanted.limit,))
     if wanted.awaits:
@@ -416,6 +420,16 @@ def question(wanted: Filter) -> Ask:
     )
 
 
+def ended(wanted: Filter, before: datetime) -> Ask:
+    """Ask for what has ended, by when it did."""
+    [state] = wanted.states
+    nothing = (LATEST, "") if wanted.newest_first else (EARLIEST, "")
+    at, job_id = nothing if wanted.beyond is None else (micros(wanted.beyond[0]), wanted.beyond[1])
+    which = (wanted.namespace, str(state), micros(before), at, job_id, wanted.task, names(wanted.besides))
+    name = "find_ended_newest" if wanted.newest_first else "find_ended"
+    return Ask(name, (*which, wanted.limit, wanted.offset))
+
+
 def names(some: Iterable[str]) -> str:
     """Write names as a JSON list, as statements read it."""
     return msgspec.json.encode([str(name) for name in some]).decode()
@@ -438,6 +452,19 @@ def tallies(namespace: str) -> Flow[list[Tally]]:
     """Read the counters of absorbed requests."""
     rows = yield Ask("tallies", (namespace,))
     return [read_tally(row) for row in rows]
+
+
+def orphans(namespace: str) -> Flow[list[Row]]:
+    """Read some counters whose jobs are gone."""
+    rows = yield Ask("orphan_tallies", (namespace, FOLDED_AT_ONCE))
+    return rows
+
+
+def fold(counters: Sequence[Row]) -> Flow[None]:
+    """Add counters to those of no job."""
+    for counter in counters:
+        yield Ask("fold_tally", counter)
+    yield Ask("drop_tally", counters, many=True)
 
 
 def next_due(namespace: str, rates: Mapping[str, Rate] | None, now: datetime) -> Flow[datetime | None]:

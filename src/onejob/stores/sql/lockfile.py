@@ -19,6 +19,11 @@ except ImportError:  # Windows: SQLite's own locks must do
 FIRST_PAUSE, LONGEST_PAUSE = 0.00005, 0.002
 
 
+def beside(path: Path) -> Path:
+    """Tell where the lock of a database lies."""
+    return path.with_name(path.name + ".lock")
+
+
 class LockFile:
     """A lock that one process holds at a time; waiting is bounded."""
 

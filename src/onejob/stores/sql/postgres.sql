@@ -51,6 +51,13 @@ COMMIT;
 -- name: rollback
 ROLLBACK;
 
+-- name: ping
+SELECT 1;
+
+-- name: forget
+-- Leave nothing of one handler's session to the next. Several statements, so it cannot be prepared.
+CLOSE ALL; UNLISTEN *; RESET ALL; DISCARD TEMP; SELECT pg_advisory_unlock_all();
+
 -- ── admitting ───────────────────────────────────────────────────────────────────────────────────────
 
 -- name: admit
@@ -281,9 +288,29 @@ WHERE expires_at <= $1::bigint AND state IN ('scheduled', 'available', 'pending'
 ORDER BY expires_at LIMIT $2::bigint OFFSET $3::bigint;
 
 -- name: find_ended
+-- Jobs that ended in a state by a time, beyond a time and an id. Tasks are in the index: others cost no row.
 SELECT * FROM onejob_jobs
-WHERE finished_at < $1::bigint AND state IN (SELECT json_array_elements_text($2::text::json))
-ORDER BY finished_at LIMIT $3::bigint OFFSET $4::bigint;
+WHERE namespace = $1::text AND state = $2::text AND finished_at < $3::bigint
+    AND finished_at >= $4::bigint AND (finished_at > $4::bigint OR id > $5::text)
+    AND ($6::text IS NULL OR task = $6::text)
+    AND task <> ALL (ARRAY(SELECT json_array_elements_text($7::text::json)))
+ORDER BY finished_at, id LIMIT $8::bigint OFFSET $9::bigint;
+
+-- name: find_ended_newest
+-- The same the other way round.
+SELECT * FROM onejob_jobs
+WHERE namespace = $1::text AND state = $2::text AND finished_at < $3::bigint
+    AND finished_at <= $4::bigint AND (finished_at < $4::bigint OR id < $5::text)
+    AND ($6::text IS NULL OR task = $6::text)
+    AND task <> ALL (ARRAY(SELECT json_array_elements_text($7::text::json)))
+ORDER BY finished_at DESC, id DESC LIMIT $8::bigint OFFSET $9::bigint;
+
+-- name: find_returning
+-- A task's dead letters whose time to come back is near; 256 is Trait.RETURNS.
+SELECT * FROM onejob_jobs
+WHERE namespace = $1::text AND task = $2::text AND state = 'discarded' AND traits & 256 <> 0
+    AND run_at <= $3::bigint
+ORDER BY run_at, id LIMIT $4::bigint OFFSET $5::bigint;
 
 -- name: find_stranded
 SELECT waiting.* FROM onejob_jobs AS waiting
@@ -538,6 +565,27 @@ INSERT INTO onejob_tallies (namespace, task, outcome, job_id, part, count, last_
 SELECT namespace, task, outcome, job_id, gen_random_uuid()::text, sum(count), max(last_at)
 FROM json_populate_recordset(NULL::onejob_tallies, $1::text::json)
 GROUP BY namespace, task, outcome, job_id;
+
+-- name: fold_tallies
+-- Add the counters of jobs that are gone to those of no job.
+WITH gone AS (
+    DELETE FROM onejob_tallies WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM onejob_tallies AS tally
+        WHERE namespace = $1::text AND job_id <> ''
+            AND NOT EXISTS (SELECT 1 FROM onejob_jobs WHERE id = tally.job_id)
+        LIMIT $2::bigint FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING namespace, task, outcome, count, last_at
+),
+folded AS (
+    INSERT INTO onejob_tallies (namespace, task, outcome, job_id, part, count, last_at)
+    SELECT namespace, task, outcome, '', '', sum(count), max(last_at) FROM gone
+    GROUP BY namespace, task, outcome ORDER BY namespace, task, outcome
+    ON CONFLICT (namespace, task, outcome, job_id, part) DO UPDATE SET
+        count = onejob_tallies.count + excluded.count,
+        last_at = greatest(onejob_tallies.last_at, excluded.last_at)
+)
+SELECT count(*) FROM gone;
 
 -- ── hints, and the caller's transaction ─────────────────────────────────────────────────────────────
 

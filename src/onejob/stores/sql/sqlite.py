@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -26,10 +26,11 @@ from onejob.limits import Rate
 from onejob.stores.bell import Bell
 from onejob.stores.contract import Counts, Filter, Finding, Guarantees, Lease, Schema, Step, Tally, utcnow
 from onejob.stores.lane import Closed
-from onejob.stores.sql import flows, health
+from onejob.stores.sql import block, flows, health
 from onejob.stores.sql.engine import Engine, Synchronous, ask
 from onejob.stores.sql.faults import translated, translating
 from onejob.stores.sql.flows import Plan, drive
+from onejob.stores.sql.rows import Row
 from onejob.stores.sql.schema import SCHEMA, script_after
 
 T = TypeVar("T")
@@ -108,6 +109,20 @@ class SQLiteStore:
         """Do the same: a sqlite3 connection is the thread's that opened it."""
         return self.apply_within_now(connection, steps)
 
+    @contextlib.contextmanager
+    def transaction_now(self) -> Iterator[sqlite3.Connection]:
+        """Open a transaction on a connection of its own."""
+        self._open()  # the schema must be there
+        with block.opened(self.path, self._synchronous, self._timeout) as connection:
+            yield connection
+        self._bell.ring()
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
+        """Do the same, with a thread that waits for the lock and for the disk."""
+        async with block.in_a_thread(self.transaction_now()) as connection:
+            yield connection
+
     def tally_within_now(self, connection: Any, tallies: Sequence[Tally]) -> None:
         """Count inside the caller's transaction, so that a rollback takes the count back."""
         self._within(connection, partial(flows.tally, tallies))
@@ -178,6 +193,14 @@ class SQLiteStore:
         """Read the counters."""
         tallies: list[Tally] = await self._read(lambda _: flows.tallies(namespace))
         return tallies
+
+    async def fold(self, namespace: str) -> int:
+        """Add the counters of jobs that are gone to those of no job; they are looked for outside the lock."""
+        folded = 0
+        while gone := await self._read(lambda _: flows.orphans(namespace)):
+            await self._submit(partial(_fold, gone))
+            folded += len(gone)
+        return folded
 
     async def next_due(self, namespace: str, rates: Mapping[str, Rate] | None = None) -> datetime | None:
         """Tell when the next timed job is due, or a queue may start one again."""
@@ -255,6 +278,10 @@ class SQLiteStore:
             engine, self._engine = self._engine, None
         if engine is not None and engine.generation == generation():
             await asyncio.to_thread(engine.close)
+
+
+def _fold(counters: Sequence[Row], _now: datetime) -> flows.Flow[None]:
+    return flows.fold(counters)
 
 
 def _apply(steps: Sequence[Step], engine: Engine) -> list[Any]:

@@ -222,9 +222,24 @@ WHERE expires_at <= ?1 AND state IN ('scheduled', 'available', 'pending', 'retry
 ORDER BY expires_at LIMIT ?2 OFFSET ?3;
 
 -- name: find_ended
+-- Jobs that ended in a state by a time, beyond a time and an id. Tasks are in the index: others cost no row.
 SELECT * FROM onejob_jobs
-WHERE finished_at < ?1 AND state IN (SELECT value FROM json_each(?2))
-ORDER BY finished_at LIMIT ?3 OFFSET ?4;
+WHERE namespace = ?1 AND state = ?2 AND finished_at < ?3 AND (finished_at, id) > (?4, ?5)
+    AND (?6 IS NULL OR task = ?6) AND task NOT IN (SELECT value FROM json_each(?7))
+ORDER BY finished_at, id LIMIT ?8 OFFSET ?9;
+
+-- name: find_ended_newest
+-- The same the other way round.
+SELECT * FROM onejob_jobs
+WHERE namespace = ?1 AND state = ?2 AND finished_at < ?3 AND (finished_at, id) < (?4, ?5)
+    AND (?6 IS NULL OR task = ?6) AND task NOT IN (SELECT value FROM json_each(?7))
+ORDER BY finished_at DESC, id DESC LIMIT ?8 OFFSET ?9;
+
+-- name: find_returning
+-- A task's dead letters whose time to come back is near; 256 is Trait.RETURNS.
+SELECT * FROM onejob_jobs
+WHERE namespace = ? AND task = ? AND state = 'discarded' AND traits & 256 <> 0 AND run_at <= ?
+ORDER BY run_at, id LIMIT ? OFFSET ?;
 
 -- name: find_stranded
 SELECT waiting.* FROM onejob_jobs AS waiting
@@ -248,9 +263,12 @@ ORDER BY CASE WHEN ?1 THEN id END DESC, CASE WHEN NOT ?1 THEN id END
 LIMIT ?2 OFFSET ?3;
 
 -- name: tails
-SELECT onejob_jobs.* FROM json_each(?) CROSS JOIN onejob_jobs ON id = coalesce(
-    (SELECT id FROM onejob_jobs WHERE chain_id = value AND chain_index > 0 ORDER BY chain_index DESC LIMIT 1),
-    value
+SELECT onejob_jobs.* FROM json_each(?) AS named CROSS JOIN onejob_jobs ON onejob_jobs.id = coalesce(
+    (
+        SELECT job.id FROM onejob_jobs AS job WHERE chain_id = named.value AND chain_index > 0
+        ORDER BY chain_index DESC LIMIT 1
+    ),
+    named.value
 );
 
 -- name: settings
@@ -279,6 +297,20 @@ ON CONFLICT (namespace, task, outcome, job_id) DO UPDATE SET
 -- name: tallies
 SELECT namespace, task, outcome, job_id, count, last_at FROM onejob_tallies
 WHERE namespace = ? ORDER BY namespace, task, outcome, job_id;
+
+-- name: orphan_tallies
+SELECT namespace, task, outcome, job_id FROM onejob_tallies
+WHERE namespace = ? AND job_id <> '' AND NOT EXISTS (SELECT 1 FROM onejob_jobs WHERE id = job_id) LIMIT ?;
+
+-- name: fold_tally
+INSERT INTO onejob_tallies (namespace, task, outcome, job_id, count, last_at)
+SELECT namespace, task, outcome, '', count, last_at FROM onejob_tallies
+WHERE namespace = ? AND task = ? AND outcome = ? AND job_id = ?
+ON CONFLICT (namespace, task, outcome, job_id) DO UPDATE SET
+    count = count + excluded.count, last_at = max(last_at, excluded.last_at);
+
+-- name: drop_tally
+DELETE FROM onejob_tallies WHERE namespace = ? AND task = ? AND outcome = ? AND job_id = ?;
 
 -- name: data_version
 PRAGMA data_version;

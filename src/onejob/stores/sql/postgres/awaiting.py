@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncRawCursor
@@ -106,17 +106,25 @@ class Admissions:
         self._cursor = None
 
 
-class Loops:
-    """The admissions of each event loop that uses a store."""
+class Closing(Protocol):
+    """What can be closed, whether or not its loop still runs."""
 
-    def __init__(self, make: Callable[[], Admissions]) -> None:
+    def close(self) -> None:
+        """Close it."""
+
+
+C = TypeVar("C", bound=Closing)
+
+
+class Loops(Generic[C]):
+    """What each event loop that uses a store has for itself."""
+
+    def __init__(self, make: Callable[[], C]) -> None:
         self._make = make
-        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Admissions] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, C] = weakref.WeakKeyDictionary()
 
-    def here(self) -> Admissions:
-        """Give the admissions of the running loop."""
+    def here(self) -> C:
+        """Give what the running loop has."""
         loop = asyncio.get_running_loop()
         if loop not in self._by_loop:
             self._by_loop[loop] = self._make()
@@ -124,8 +132,8 @@ class Loops:
 
     def close(self) -> None:
         """Close all of them."""
-        for admissions in self._by_loop.values():
-            admissions.close()
+        for own in self._by_loop.values():
+            own.close()
         self._by_loop.clear()
 
 

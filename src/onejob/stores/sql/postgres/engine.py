@@ -24,6 +24,7 @@ from onejob.stores.sql.postgres.awaiting import Admissions, Loops, Unconnected
 from onejob.stores.sql.postgres.faults import LOCK_TIMEOUT, is_race, sqlstate, translated, unavailable
 from onejob.stores.sql.postgres.flows import LATER, Moved, Patience, Rises, Settled, Talk, converse
 from onejob.stores.sql.postgres.schema import prepare_schema
+from onejob.stores.sql.postgres.spare import Spare, SpareAwaited
 from onejob.stores.sql.postgres.wire import InDoubt, Line, ask, ask_all, transact
 from onejob.stores.sql.rows import instant
 
@@ -33,6 +34,7 @@ Work = Callable[[Connection[Any]], T]
 BRIEFLY = 50  # milliseconds that a group waits for somebody else's transaction before it goes on without
 THREADS = 6
 CONNECTIONS = THREADS + 4  # besides the threads' own: the lane's, and some for blocking callers
+KEPT = 16  # connections at most, of threads and of each loop, that wait for a handler's next transaction
 CLOCK_AGE = 30.0  # seconds after which the server is asked for the time again
 
 
@@ -58,6 +60,9 @@ class Engine:
         self._greet(url)
         settings: dict[str, Any] = {"autocommit": True, "application_name": "onejob"}
         settings |= {"prepare_threshold": None} if self.pooled else {}
+        kept = 0 if self.pooled else KEPT  # a pooler keeps them, and gives each transaction another
+        self.spare = Spare(url, place, settings, kept=kept)
+        self.spare_awaited = Loops(lambda: SpareAwaited(url, place, settings, kept=kept))
         self._loops = Loops(lambda: Admissions(url, settings, self._hopes))
         self._pool = ConnectionPool(
             url,
@@ -250,6 +255,8 @@ class Engine:
     def close(self) -> None:
         """Finish what was submitted, then close the connections."""
         self._loops.close()
+        self.spare_awaited.close()
+        self.spare.close()
         self._admissions.close()
         self.threads.shutdown()
         self._pool.close()

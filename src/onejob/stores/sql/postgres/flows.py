@@ -22,7 +22,7 @@ from onejob.lifecycle import mature
 from onejob.stores.book import Book
 from onejob.stores.contract import Lease, Step, Tally
 from onejob.stores.sql import flows
-from onejob.stores.sql.flows import MATURED_AT_ONCE, Ask, Flow, may_let_go, start_in
+from onejob.stores.sql.flows import FOLDED_AT_ONCE, MATURED_AT_ONCE, Ask, Flow, may_let_go, start_in
 from onejob.stores.sql.postgres.records import (
     WHOLE,
     array,
@@ -447,6 +447,12 @@ def count(tallies: Sequence[Tally], now: datetime) -> Talk[Settled]:
     """Do the same in a transaction of our own."""
     yield from tally(tallies, now)
     return Settled([None], [])
+
+
+def fold(namespace: str) -> Flow[int]:
+    """Add some counters whose jobs are gone to those of no job, and tell how many."""
+    [[number]] = yield Ask("fold_tallies", (namespace, FOLDED_AT_ONCE))
+    return int(number)
 
 
 def converse(talk: Talk[T], ask_all: Callable[[Sequence[Ask]], list[list[Row]]]) -> T:

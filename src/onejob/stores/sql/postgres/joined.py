@@ -30,7 +30,7 @@ T = TypeVar("T")
 NEITHER = (
     "connection= must be a connection of psycopg (3), asyncpg, SQLAlchemy or Django to {place}, not {kind}."
 )
-AWAIT = "connection= is asynchronous: await task.enqueue(…) instead of calling enqueue_sync."
+AWAIT = "connection= is asynchronous: write await task.enqueue(…), or async with current().transaction(…)."
 BEGIN = "connection= is not in a transaction: begin one first, so that the job can stand or fall with it."
 ANYBODY = "a caller"  # we do not see the commit, so this process has to be told of it like any other
 

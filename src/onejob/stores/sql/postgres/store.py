@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
+
+from psycopg import AsyncConnection, Connection
 
 from onejob.forks import generation
 from onejob.job import Job, View
@@ -104,6 +107,19 @@ class PostgresStore:
         house = self._house()
         return joined.run_now(connection, joined.apply(steps, self.now, house), house)
 
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection[Any]]:
+        """Open a transaction on a connection of its own."""
+        engine = await self._opened()
+        async with engine.spare_awaited.here().lent() as connection:
+            yield connection
+
+    @contextmanager
+    def transaction_now(self) -> Iterator[Connection[Any]]:
+        """Do the same from blocking code."""
+        with self._open().spare.lent() as connection:
+            yield connection
+
     async def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
         """Count inside the caller's transaction, so that a rollback takes the count back."""
         house = self._house()
@@ -168,6 +184,13 @@ class PostgresStore:
     async def tallies(self, namespace: str) -> list[Tally]:
         """Read the counters."""
         return await self._read(lambda _: common.tallies(namespace))
+
+    async def fold(self, namespace: str) -> int:
+        """Add the counters of jobs that are gone to those of no job."""
+        folded = 0
+        while gone := await self._read(lambda _: flows.fold(namespace)):
+            folded += gone
+        return folded
 
     async def next_due(self, namespace: str, rates: Mapping[str, Rate] | None = None) -> datetime | None:
         """Tell when the next timed job is due, or a queue may start one again."""

@@ -7,6 +7,14 @@ ALTER TABLE onejob_jobs ADD COLUMN blockers BLOB;
 ALTER TABLE onejob_jobs ADD COLUMN arrived BLOB;
 ALTER TABLE onejob_jobs ADD COLUMN following BLOB;
 
+-- By namespace and state first: who forgets what has ended, or lists dead letters, passes nothing else by.
+DROP INDEX onejob_ended;
+CREATE INDEX onejob_ended ON onejob_jobs (namespace, state, finished_at, task) WHERE finished_at IS NOT NULL;
+
+-- Dead letters that come back by themselves; 256 is Trait.RETURNS.
+CREATE INDEX onejob_returning ON onejob_jobs (namespace, task, run_at)
+    WHERE state = 'discarded' AND traits & 256 <> 0;
+
 CREATE INDEX onejob_blocked ON onejob_jobs (id) WHERE state = 'pending' AND blockers IS NOT NULL;
 
 -- Who waits for a chain: the blockers of every job, the other way round.

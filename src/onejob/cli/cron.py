@@ -1,0 +1,245 @@
+"""`onejob cron`: which tasks run when, and what a line means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from onejob.cli.apps import app_command
+from onejob.cli.arguments import Pair, bind, task_arguments
+from onejob.cli.output import away, emit, stamp, table
+
+if TYPE_CHECKING:
+    from onejob import App
+    from onejob.policy import Unique
+    from onejob.schedules import Schedule, Standing
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+OVERLAPS = ("keep", "coalesce", "replace", "cancel", "allow")
+MISSED = ("skip", "one", "all")
+
+
+@click.group(epilog='Example: onejob cron next "0 9 * * MON-FRI" --timezone Europe/Berlin')
+def cron() -> None:
+    """Run tasks by the clock: list, add, pause, resume and remove schedules, and read cron lines.
+
+    Every command answers in JSON with --json.
+    """
+
+
+# ── lines ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def line_command(*, example: str) -> Callable[[F], click.Command]:
+    """Make a command that reads a line and needs no app."""
+
+    def decorate(work: F) -> click.Command:
+        decorated = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")(work)
+        decorated = click.option(
+            "--timezone", default="UTC", show_default=True, help="An IANA name: Europe/Berlin."
+        )(decorated)
+        decorated = click.argument("line")(decorated)
+        return cron.command(epilog=f"Example: {example}")(decorated)
+
+    return decorate
+
+
+def schedule_of(line: str, timezone: str) -> Schedule:
+    """Read a line as a schedule of no task."""
+    from onejob.cron import read
+    from onejob.schedules import Schedule
+
+    schedule = Schedule("", "", read(line).text, timezone)
+    assert schedule.zone  # raises the sentence that names it
+    return schedule
+
+
+@line_command(example='onejob cron next "0 9 * * MON-FRI" --timezone Europe/Berlin')
+@click.option("--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="So many runs.")
+def next(*, line: str, timezone: str, count: int, as_json: bool) -> None:  # noqa: A001 - the command's name
+    """Tell when LINE ticks next, in its time zone."""
+    schedule = schedule_of(line, timezone)
+    ahead = schedule.upcoming(datetime.now(UTC), count)
+    if as_json:
+        return emit([moment.isoformat() for moment in ahead])
+    for moment in ahead:
+        click.echo(f"{moment:%a %Y-%m-%d %H:%M:%S %z}  {away(moment)}")
+    return None
+
+
+@line_command(example='onejob cron describe "*/15 9-17 * * MON-FRI"')
+def describe(*, line: str, timezone: str, as_json: bool) -> None:
+    """Say in English when LINE ticks."""
+    schedule = schedule_of(line, timezone)
+    if as_json:
+        return emit({"line": schedule.line, "timezone": timezone, "description": schedule.description})
+    return click.echo(schedule.description)
+
+
+# ── schedules ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@app_command(example="onejob cron list shop:app", needs_tasks=True)
+async def list_(app: App, *, as_json: bool) -> None:
+    """List schedules: when each runs next, and how many of its ticks came to no job."""
+    found = await app.schedules.list()
+    if as_json:
+        return emit([document(one) for one in found])
+    rows = [
+        (
+            one.schedule.name,
+            one.schedule.task,
+            one.schedule.line,
+            upcoming(one),
+            skipped(one),
+            one.schedule.description,
+        )
+        for one in found
+    ]
+    titles = ("NAME", "TASK", "LINE", "NEXT", "SKIPPED", "DESCRIPTION")
+    return table(titles, rows, yields=("DESCRIPTION", "TASK"), empty="There are no schedules.")
+
+
+def upcoming(one: Standing) -> str:
+    """Tell when a schedule ticks next."""
+    return "paused" if one.schedule.paused else away(one.next[0] if one.next else None)
+
+
+def skipped(one: Standing) -> int:
+    """Count the ticks that came to no job."""
+    return sum(one.absorbed.values())
+
+
+def document(one: Standing) -> dict[str, Any]:
+    """Write a schedule and how it stands."""
+    return schedule_document(one.schedule) | {
+        "since": stamp(one.since),
+        "next": [moment.isoformat() for moment in one.next],
+        "absorbed": dict(one.absorbed),
+    }
+
+
+def schedule_document(schedule: Schedule) -> dict[str, Any]:
+    """Write a schedule."""
+    return {
+        "name": schedule.name,
+        "task": schedule.task,
+        "args": schedule.arguments,
+        "line": schedule.line,
+        "timezone": schedule.timezone,
+        "description": schedule.description,
+        "overlap": overlap_document(schedule.overlap),
+        "missed": schedule.missed,
+        "paused": schedule.paused,
+        "declared": schedule.declared,
+    }
+
+
+def overlap_document(overlap: Unique | None) -> dict[str, str] | None:
+    """Write what a tick does about a job that waits, and about one that runs; None if runs may overlap."""
+    if overlap is None:
+        return None
+    return {"until": overlap.until, "on_conflict": overlap.on_conflict, "on_active": overlap.while_active}
+
+
+@app_command(
+    example='onejob cron add shop:app nightly send_report "0 2 * * *" --timezone Europe/Berlin',
+    needs_tasks=True,
+)
+@click.argument("name")
+@click.argument("task")
+@click.argument("line")
+@task_arguments
+@click.option("--timezone", default="UTC", show_default=True, help="An IANA name: Europe/Berlin.")
+@click.option(
+    "--overlap",
+    type=click.Choice(OVERLAPS),
+    default="keep",
+    show_default=True,
+    help="What a tick does while the last one's job is unfinished.",
+)
+@click.option(
+    "--missed",
+    type=click.Choice(MISSED),
+    default="one",
+    show_default=True,
+    help="What becomes of ticks that no worker was there to make.",
+)
+async def add(
+    app: App,
+    *,
+    name: str,
+    task: str,
+    line: str,
+    pairs: tuple[Pair, ...],
+    given: dict[str, Any] | None,
+    overlap: str,
+    as_json: bool,
+    **choices: Any,
+) -> None:
+    """Let TASK run by LINE under NAME, or change the schedule of that NAME.
+
+    LINE is a cron line, a macro such as @daily, or @every 30s. Workers notice within five seconds.
+    """
+    chosen = app.task_named(task)
+    args, kwargs = bind(chosen, pairs, given)
+    call = chosen.call(*args, **kwargs)
+    added = await app.schedules.add(name, call, line, overlap=policy(overlap), **choices)
+    tell(added, "runs", as_json=as_json)
+
+
+def policy(overlap: str) -> Unique | None:
+    """Make the policy that a word names."""
+    from onejob import Unique
+
+    policies = {
+        "keep": Unique(),
+        "coalesce": Unique.coalesce(),
+        "replace": Unique(on_conflict="replace"),
+        "cancel": Unique(on_conflict="replace", on_active="cancel"),
+        "allow": None,
+    }
+    return policies[overlap]
+
+
+def tell(schedule: Schedule, verb: str, *, as_json: bool) -> None:
+    """Print what has become of a schedule."""
+    if as_json:
+        emit(schedule_document(schedule))
+    else:
+        click.echo(f"{schedule.name} {verb}: {schedule.task}, {schedule.description}.")
+
+
+@app_command(example="onejob cron pause shop:app nightly", needs_tasks=True)
+@click.argument("name")
+async def pause(app: App, *, name: str, as_json: bool) -> None:
+    """Let the schedule NAME rest until it is resumed."""
+    tell(await app.schedules.pause(name), "is paused", as_json=as_json)
+
+
+@app_command(example="onejob cron resume shop:app nightly", needs_tasks=True)
+@click.argument("name")
+async def resume(app: App, *, name: str, as_json: bool) -> None:
+    """Let the schedule NAME go on from now; what it would have done meanwhile is not made up for."""
+    tell(await app.schedules.resume(name), "runs", as_json=as_json)
+
+
+@app_command(example="onejob cron remove shop:app nightly", needs_tasks=True)
+@click.argument("name")
+async def remove(app: App, *, name: str, as_json: bool) -> None:
+    """Forget the schedule NAME; the jobs that it made stay."""
+    tell(await app.schedules.remove(name), "is removed", as_json=as_json)
+
+
+for name, command in (
+    ("list", list_),
+    ("add", add),
+    ("pause", pause),
+    ("resume", resume),
+    ("remove", remove),
+):
+    cron.add_command(command, name)

@@ -1,0 +1,102 @@
+"""How a chain goes on: by its handler's choice, or by what was written down when it began."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from onejob.decide import Request, make
+from onejob.errors import InvalidCall
+from onejob.ids import new_id
+from onejob.job import Job, Retry, alter, fingerprint
+from onejob.payload import encode
+
+if TYPE_CHECKING:
+    from onejob.tasks import Call
+
+
+class Later(msgspec.Struct, frozen=True, array_like=True):
+    """A call that is to continue a chain, as it is kept with the jobs before it."""
+
+    task: str
+    queue: str
+    priority: int
+    retry: tuple[Any, ...]
+    timeout: float | None
+    delay: float | None
+    args: msgspec.Raw
+    meta: msgspec.Raw
+    takes: str | None  # the argument that the result before it becomes
+
+
+_later = msgspec.json.Decoder(list[Later]).decode
+_value = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def chosen_next(job: Job, call: Call[Any], now: datetime) -> Job:
+    """Make the job that a handler goes on with; what was written down follows after it."""
+    return alter(make(placed(call.request(), job), now), following=job.following)
+
+
+def written_next(job: Job, result: bytes | None, now: datetime) -> Job | None:
+    """Make the job that was written down to come next, with the result before it."""
+    if job.following is None:
+        return None
+    first, *others = _later(job.following)
+    following = msgspec.json.encode(others) if others else None
+    return alter(make(placed(requested(first, job, result), job), now), following=following)
+
+
+def placed(request: Request, job: Job) -> Request:
+    """Give a continuation an id by which a store finds it where its chain is; it has no policy of its own."""
+    job_id, place = new_id(int(job.chain_id[-4:], 16).to_bytes(2, "big"))
+    return msgspec.structs.replace(
+        request, id=job_id, place=place, key=None, policy=None, version=None, parent_id=job.id
+    )
+
+
+def requested(later: Later, job: Job, result: bytes | None) -> Request:
+    """Make the request of a call that was written down, with the result before it."""
+    args = bytes(later.args)
+    if later.takes is not None:
+        given = _value(later.args) | {later.takes: msgspec.Raw(result or b"null")}
+        args = msgspec.json.encode(given, order="sorted")
+    meta = bytes(later.meta)
+    return Request(
+        id="",
+        place=0,
+        namespace=job.namespace,
+        task=later.task,
+        queue=later.queue,
+        args=args,
+        meta=meta,
+        payload_digest=fingerprint(args, meta),
+        priority=later.priority,
+        retry=Retry(*later.retry),
+        timeout=later.timeout,
+        delay=None if later.delay is None else timedelta(seconds=later.delay),
+    )
+
+
+def written(call: Call[Any]) -> Later:
+    """Write a call down for later: bound as far as it goes, with the one argument that it still takes."""
+    task = call.task
+    bound, takes = task.signature.bind_but_one(call.args, call.kwargs)
+    args = encode(bound, "The arguments", task.app.max_args)
+    template = task.template
+    if template.blockers is not None or template.run_at is not None:
+        raise InvalidCall(f"{task.name}: only the first call of a chain takes after= or run_at=; use delay=.")
+    return Later(
+        task.name,
+        template.queue,
+        template.priority,
+        astuple(template.retry),
+        template.timeout,
+        None if template.delay is None else template.delay.total_seconds(),
+        msgspec.Raw(args),
+        msgspec.Raw(template.meta),
+        takes,
+    )
