@@ -242,10 +242,10 @@ SELECT (SELECT count(*) FROM onejob_jobs WHERE state = 'available' AND namespace
             AND namespace = $1::text AND queue = $2::text
     ) + (
         SELECT count(*) FROM onejob_jobs
-        WHERE state = 'pending' AND next_key IS NOT NULL AND namespace = $1::text AND queue = $2::text
+        WHERE state = 'pending' AND next_key > '' AND namespace = $1::text AND queue = $2::text
     ) + (
         SELECT count(*) FROM onejob_jobs
-        WHERE state = 'pending' AND blockers IS NOT NULL AND next_key IS NULL
+        WHERE state = 'pending' AND blockers IS NOT NULL AND id > '' AND next_key IS NULL
             AND namespace = $1::text AND queue = $2::text
     );
 

@@ -181,7 +181,7 @@ SELECT (SELECT count(*) FROM onejob_jobs WHERE state = 'available' AND namespace
         WHERE state = 'pending' AND next_key IS NOT NULL AND namespace = ?1 AND queue = ?2
     ) + (
         SELECT count(*) FROM onejob_jobs
-        WHERE state = 'pending' AND blockers IS NOT NULL AND next_key IS NULL
+        WHERE state = 'pending' AND blockers IS NOT NULL AND id > '' AND next_key IS NULL
             AND namespace = ?1 AND queue = ?2
     );
 
