@@ -29,7 +29,7 @@ LIMIT = 3
 WORKERS = 4
 LEAST = 0.95
 WARM_UP = 2.0  # seconds that are not counted
-LEASE = "2s"
+LEASE = "5s"
 
 Span = tuple[float, float]
 

@@ -3,7 +3,7 @@
 -- KEYS     the bucket's six hashes, the set of timed jobs, the hash of paused queues; then per queue the set of its
 --          starts if it has a rate, and per task the set of available jobs and, if it has shares, the same by partition
 -- ARGV[1]  now, ARGV[2]  when a claim lapses, or "" to only look, ARGV[3]  how many in all, ARGV[4]  how many timed jobs at most
--- ARGV[5…] per queue: its name · its counter · how many it may give · its limit, or "" · how many of one partition may
+-- ARGV[5]  where to begin among partitions, ARGV[6…] per queue: its name · its counter · how many it may give · its limit, or "" · how many of one partition may
 --          run, or "" · how many may start in a span of time, or "" · the time before which starts are forgotten · how
 --          many tasks · how many partitions are known to run jobs in other buckets · each of these and how many
 --
@@ -14,8 +14,8 @@
 local call, sub = redis.call, string.sub
 local jobs, held, next, marks, active = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local timed, paused = KEYS[7], KEYS[8]
-local now, lapses, total, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
-local FIXED, RANK, PARTITION, PAST = 8, 24, 16, 30
+local now, lapses, total, most, start = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local FIXED, RANK, PARTITION, PAST, CLAIMED, VISITED = 8, 24, 16, 30, 8, 200
 local NOBODY = string.rep('\0', PARTITION)
 
 local ripe = call('ZRANGEBYSCORE', timed, '-inf', now, 'LIMIT', 0, most)
@@ -90,25 +90,32 @@ local function with_room(found, queue)
   return kept
 end
 
--- One look per partition, however long the lines of the crowded ones are.
-local function heads(set, room, queue, found)
-  local from = '-'
-  while true do
-    local first = call('ZRANGEBYLEX', KEYS[set + 1], from, '+', 'LIMIT', 0, 1)[1]
-    if not first then return end
-    local partition = sub(first, 1, PARTITION)
-    local left = math.min(room, room_of(partition, queue))
-    local ends = '(' .. partition .. '\255'
-    if left > 0 then
-      for _, member in ipairs(call('ZRANGEBYLEX', KEYS[set + 1], '[' .. partition, ends, 'LIMIT', 0, left + PAST)) do
-        local standing = sub(member, PARTITION + 1) .. '\0' .. partition
-        if left > 0 and call('ZSCORE', KEYS[set], standing) == '0' then
-          found[#found + 1] = ranked(set, standing)
-          left = left - 1
-        end
-      end
+local function head(set, partition, room, queue, found)
+  local left, from, ends = math.min(room, room_of(partition, queue)), '[' .. partition, '(' .. partition .. '\255'
+  if left <= 0 then return end
+  for _, member in ipairs(call('ZRANGEBYLEX', KEYS[set + 1], from, ends, 'LIMIT', 0, left + CLAIMED)) do
+    local standing = sub(member, PARTITION + 1) .. '\0' .. partition
+    if left > 0 and call('ZSCORE', KEYS[set], standing) == '0' then
+      found[#found + 1] = ranked(set, standing)
+      left = left - 1
     end
-    from = ends
+  end
+end
+
+-- One look per partition, however long the lines of the crowded ones are. The server does nothing else meanwhile, so
+-- only so many are visited, from another one on each time.
+local function heads(set, room, queue, found)
+  head(set, NOBODY, room, queue, found)
+  local visited = 0
+  for _, range in ipairs({{'(' .. start, '+'}, {'(' .. NOBODY .. '\255', '[' .. start}}) do
+    local from = range[1]
+    while visited < VISITED do
+      local first = call('ZRANGEBYLEX', KEYS[set + 1], from, range[2], 'LIMIT', 0, 1)[1]
+      if not first then break end
+      local partition = sub(first, 1, PARTITION)
+      head(set, partition, room, queue, found)
+      from, visited = '(' .. partition .. '\255', visited + 1
+    end
   end
 end
 
@@ -135,7 +142,7 @@ end
 
 -- ── all queues ──
 
-local chosen, key, sources, at = {}, FIXED, 0, 5
+local chosen, key, sources, at = {}, FIXED, 0, 6
 while at <= #ARGV do
   local room = call('HEXISTS', paused, ARGV[at]) == 1 and 0 or math.min(total, tonumber(ARGV[at + 2]))
   local queue = {counter = ARGV[at + 1], share = tonumber(ARGV[at + 4]), elsewhere = {}}

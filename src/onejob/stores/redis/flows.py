@@ -775,6 +775,7 @@ def claim_ask(place: Bucket, wanted: Lease, rooms: Rooms, most: tuple[int, int],
     # Of several buckets nobody knows which have the best jobs, so they are only looked at: whoever loses the
     # race for one looks again.
     words: list[Any] = [micros(now), micros(now + CLAIM) if alone else "", *most]
+    words.append(random.randbytes(layout.PARTITION))  # noqa: S311 - anywhere will do
     names = [*place.fixed, place.timed, place.paused(wanted.namespace)]
     for queue, own in rooms.queues.items():
         counter, rate = frame(wanted.namespace, queue), wanted.rates.get(queue) if alone else None
