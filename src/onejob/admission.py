@@ -11,7 +11,7 @@ import msgspec
 from onejob.context import running
 from onejob.decide import DEDUPLICATED, Outcome, Refusal, Verdict
 from onejob.errors import JobCancelled, JobFailed, NotCovered, ResultError, ResultGone, WouldDeadlock
-from onejob.job import Job, State
+from onejob.job import EXPIRED, Job, State
 from onejob.payload import convert
 from onejob.schedule import Duration, duration
 from onejob.stores.contract import Filter, Guarantees
@@ -52,7 +52,7 @@ class Admission(Generic[R]):
     @property
     def deduplicated(self) -> bool:
         """Whether another request's job stands for this one."""
-        return self._verdict.outcome in DEDUPLICATED
+        return self._verdict.outcome in DEDUPLICATED and self._verdict.refusal != "full"
 
     @property
     def reason(self) -> str:
@@ -66,8 +66,13 @@ class Admission(Generic[R]):
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why a rejected request was refused: duplicate, mismatch or merge."""
+        """Why a rejected request was refused: duplicate, mismatch, merge or full; the last has no job."""
         return self._verdict.refusal
+
+    @property
+    def depth(self) -> int | None:
+        """How many jobs waited in the queue that refused this request because it was full."""
+        return self._verdict.depth
 
     @property
     def shadow(self) -> Outcome | None:
@@ -187,6 +192,8 @@ def result_of(job: Job, returns: Any) -> Any:
     """Return what a finished job returned, or raise what became of it."""
     if job.is_tombstone:
         raise ResultGone(f"Job {job.id} has been pruned, and its result with it.")
+    if job.state is State.DISCARDED and job.reason == EXPIRED:
+        raise JobFailed(f"Job {job.id} expired: it had to start by {job.expires_at} and did not.")
     if job.state is State.DISCARDED:
         last = job.failures[-1] if job.failures else {"type": "Error", "message": "unknown"}
         raise JobFailed(f"Job {job.id} failed for good: {last['type']}: {last['message']}")

@@ -29,13 +29,16 @@ from onejob.errors import (
     MergeFailed,
     OnejobError,
     PayloadMismatch,
+    QueueFull,
     UnknownJob,
+    UnknownQueue,
     UnknownTask,
     WeakStore,
 )
 from onejob.fluent import Fluent
-from onejob.job import INCOMPLETE, Job, Replay, Retry, State, Trait, View
+from onejob.job import INCOMPLETE, UNSTARTED, Job, Replay, Retry, State, Trait, View
 from onejob.letters import DeadGroup, Which
+from onejob.limits import PAUSED, Queue, Rate, declare
 from onejob.move import Moved, Tell, move
 from onejob.observe.doctor import examine
 from onejob.observe.ledger import Ledger
@@ -93,6 +96,16 @@ class Stats:
     absorbed: Mapping[str, Mapping[str, int]]
 
 
+@dataclass(frozen=True)
+class QueueStatus:
+    """A queue as it is now: its limits, how many jobs wait and how many run, and whether it is paused."""
+
+    queue: Queue
+    depth: int
+    active: int
+    paused: bool
+
+
 class App:
     """Tasks, a store for their jobs, and the policies that they share."""
 
@@ -117,7 +130,7 @@ class App:
         self.retention = {**DEFAULT, **ages(retention or {})}
         self.store = store or open_store(url, duration(admission_timeout).total_seconds())
         self.tasks: dict[str, Task[..., Any]] = {}
-        self.queues: dict[str, int | None] = {"default": None}
+        self.queues: dict[str, Queue] = {"default": Queue(name="default")}
         self.schedules = Schedules(self)
         self.portal = Portal()
         self.ledger = Ledger(self.store)
@@ -143,6 +156,8 @@ class App:
         priority: int = 0,
         give_up_on: tuple[type[Exception], ...] = (),
         process: bool = False,
+        expires_in: Duration | None = None,
+        partition: str | Callable[..., object] | None = None,
         replay: Replay | None = None,
         retention: Mapping[State | str, Duration] | None = None,
     ) -> _Register: ...
@@ -160,7 +175,7 @@ class App:
         if name in self.tasks:
             raise InvalidPolicy(f"Two tasks are named {name!r}: give one of them another name=.")
         task: Task[..., Any] = Task(self, function, name=name, **policies)
-        self.queues.setdefault(task.queue, None)
+        self.queues.setdefault(task.queue, Queue(name=task.queue))
         self.tasks[name] = task
         return task
 
@@ -192,13 +207,27 @@ class App:
 
         return cast("_Schedule", declare)
 
-    def queue(self, name: str, *, concurrency: int | None = None) -> None:
-        """Declare a queue, and how many of its jobs may be active at once over all workers."""
-        if concurrency is not None and concurrency < 1:
-            raise InvalidPolicy(
-                f"queue({name!r}, concurrency={concurrency}): allow at least one, or leave it out."
-            )
-        self.queues[name] = concurrency
+    def queue(
+        self,
+        name: str,
+        *,
+        concurrency: int | None = None,
+        partition_concurrency: int | None = None,
+        rate: str | tuple[int, Duration] | Rate | None = None,
+        max_depth: int | None = None,
+    ) -> None:
+        """Declare a queue and its limits, which hold over all workers.
+
+        `concurrency` is how many of its jobs run at once, `partition_concurrency` how many of them of one
+        partition, `rate` how many start in a span of time ("100/1m"), `max_depth` how many may wait.
+        """
+        self.queues[name] = declare(
+            name,
+            concurrency=concurrency,
+            partition_concurrency=partition_concurrency,
+            rate=rate,
+            max_depth=max_depth,
+        )
 
     def check_strength(self, task: str, policy: Unique) -> None:
         """Refuse a task that demands more than the store declares."""
@@ -287,7 +316,7 @@ class App:
     def _admitted(self, task: Task[..., R], verdict: Verdict | OnejobError) -> Admission[R]:
         admission = self._dress(task, verdict)
         if admission.outcome is Outcome.REJECTED:
-            raise refused(admission)
+            raise refused(self, admission)
         return admission
 
     def _dress(self, task: Task[..., R], verdict: Verdict | OnejobError) -> Admission[R]:
@@ -317,7 +346,7 @@ class App:
     async def enqueue_many(
         self, calls: Iterable[Call[R]], *, connection: Any = None, awaited: bool = False
     ) -> list[Admission[R]]:
-        """Enqueue calls in order and answer each in its place; a rejected duplicate is an outcome here.
+        """Enqueue calls in order and answer each in its place; what is rejected is an outcome here.
 
         Every call is checked before any is stored. Atomic per key; as a whole with connection=. Say `awaited`
         if something will wait for all of them: it is noted on each as it is written.
@@ -660,7 +689,11 @@ class App:
         )
 
     async def sweep(self) -> tuple[int, int]:
-        """Take back jobs of dead workers and promote stranded successors; tell how many of each."""
+        """Take back jobs of dead workers and promote stranded successors; tell how many of each.
+
+        Jobs that did not start in time are ended, too.
+        """
+        await self.discard_late()
         expired = await self.store.find(
             Filter(leased_until=self.store.now(), limit=SWEPT_AT_ONCE, newest_first=False)
         )
@@ -675,6 +708,20 @@ class App:
         await self.tell_dependants(job for job in rescued if isinstance(job, Job))
         told = await self._mend()
         return sum(job is not None for job in rescued), sum(job is not None for job in repaired) + told
+
+    async def discard_late(self) -> int:
+        """End waiting jobs that have expired, in bounded batches; tell how many."""
+        ended = 0
+        while True:
+            late = await self.store.find(
+                Filter(late_by=self.store.now(), limit=SWEPT_AT_ONCE, newest_first=False)
+            )
+            answers = await self.store.apply([Step(lifecycle.discard_late, job.id) for job in late])
+            done = [job for job in answers if isinstance(job, Job)]
+            await self.tell_dependants(done)
+            ended += len(done)
+            if len(late) < SWEPT_AT_ONCE or not done:
+                return ended
 
     async def _mend(self) -> int:
         """Bring news that a dying process did not, to the next some of those who wait."""
@@ -697,6 +744,41 @@ class App:
 
     def _retention_rules(self) -> list[retention.Rule]:
         return retention.rules(self.retention, {name: task.retention for name, task in self.tasks.items()})
+
+    # ── looking after queues ──────────────────────────────────────────────────────────────────────
+
+    async def pause(self, queue: str) -> None:
+        """Let no worker start jobs of a queue until it is resumed; those that run finish."""
+        if self.tasks and queue not in self.queues:
+            known = ", ".join(sorted(self.queues))
+            raise UnknownQueue(
+                f"No queue is named {queue!r} (known: {known}): declare it with app.queue({queue!r})."
+            )
+        await self.store.put_setting(self.namespace, PAUSED, queue, self.store.now().isoformat().encode())
+
+    async def resume(self, queue: str) -> None:
+        """Let workers start jobs of a queue again, at once."""
+        await self.store.put_setting(self.namespace, PAUSED, queue, None)
+
+    async def list_queues(self) -> list[QueueStatus]:
+        """Tell of every queue that is declared, has jobs or is paused what its limits are and what it has."""
+        paused = await self.paused()
+        numbers: dict[str, Counter[State]] = {name: Counter() for name in (*self.queues, *paused)}
+        for (queue, _task, state), number in (await self.store.counts(self.namespace)).jobs.items():
+            numbers.setdefault(queue, Counter())[state] += number
+        return [
+            QueueStatus(
+                self.queues.get(name) or Queue(name=name),
+                sum(by_state[state] for state in UNSTARTED),
+                by_state[State.ACTIVE],
+                name in paused,
+            )
+            for name, by_state in sorted(numbers.items())
+        ]
+
+    async def paused(self) -> frozenset[str]:
+        """Name the queues that are paused."""
+        return frozenset(await self.store.settings(self.namespace, PAUSED))
 
     # ── looking after the store ───────────────────────────────────────────────────────────────────
 
@@ -830,13 +912,16 @@ def _requests(app: App, calls: Sequence[Call[Any]], *, awaited: bool) -> list[Re
     return [msgspec.structs.replace(one, traits=one.traits | Trait.AWAITED) for one in requests]
 
 
-def refused(admission: Admission[Any]) -> OnejobError:
+def refused(app: App, admission: Admission[Any]) -> OnejobError:
     """Make the error that a single enqueue raises for a rejected request."""
     match admission.refusal:
         case "mismatch":
             return PayloadMismatch(admission)
         case "merge":
             return MergeFailed(admission.reason)
+        case "full":
+            queue = admission.job.queue
+            return QueueFull(queue, admission.depth or 0, app.queues[queue].max_depth or 0)
         case _:
             return Duplicate(admission)
 
@@ -856,7 +941,9 @@ def tallies_of(requests: Sequence[Request], verdicts: Sequence[Any]) -> list[Tal
     return [
         tally_of(request, verdict)
         for request, verdict in zip(requests, verdicts, strict=True)
-        if isinstance(verdict, Verdict) and (verdict.outcome in DEDUPLICATED or verdict.shadow is not None)
+        if isinstance(verdict, Verdict)
+        and (verdict.outcome in DEDUPLICATED or verdict.shadow is not None)
+        and verdict.refusal != "full"
     ]
 
 
@@ -872,7 +959,8 @@ def tally_of(request: Request, verdict: Verdict) -> Tally:
 def admission_step(request: Request) -> Step:
     """Make the step that settles a request."""
     marks = request.policy is not None and request.policy.marks
-    return Step(partial(decide, request), key=request.key, marks=marks)
+    queue = None if request.max_depth is None else (request.namespace, request.queue)
+    return Step(partial(decide, request), key=request.key, marks=marks, queue=queue)
 
 
 def open_store(url: str, admission_timeout: float) -> Store:

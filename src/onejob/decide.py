@@ -16,7 +16,20 @@ import msgspec
 from onejob import lifecycle
 from onejob.blockers import expect_again
 from onejob.errors import BlockerCycle, MergeFailed
-from onejob.job import WAITING, Changes, Job, Mark, Replay, Retry, State, Trait, View, alter, fingerprint
+from onejob.job import (
+    UNSTARTED,
+    WAITING,
+    Changes,
+    Job,
+    Mark,
+    Replay,
+    Retry,
+    State,
+    Trait,
+    View,
+    alter,
+    fingerprint,
+)
 from onejob.lifecycle import due, hold, holding, inherit, phase, ready, supersede
 from onejob.merge import combine
 from onejob.policy import Unique
@@ -35,10 +48,9 @@ class Outcome(StrEnum):
     STALE = "stale"
 
 
-Refusal = Literal["duplicate", "mismatch", "merge"]
+Refusal = Literal["duplicate", "mismatch", "merge", "full"]
 
 DEDUPLICATED = frozenset({Outcome.KEPT, Outcome.UPDATED, Outcome.RERUN, Outcome.REJECTED, Outcome.STALE})
-UNSTARTED = WAITING | {State.RETRYABLE}  # no run is under way, in a chain none has been
 
 
 # ── the request and the verdict ───────────────────────────────────────────────────────────────────
@@ -66,6 +78,10 @@ class Request(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     force: bool = False
     parent_id: str | None = None
     running_chain: str | None = None  # the chain inside whose run the request was made
+    expires_at: datetime | None = None
+    expires_in: timedelta | None = None
+    partition: str | None = None
+    max_depth: int | None = None  # how many jobs may wait in its queue
     blockers: bytes | None = None  # as in Job
     arrived: bytes | None = None
     reaches: frozenset[str] = frozenset()  # the chains that its blockers wait for, and the blockers
@@ -84,6 +100,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     payload_differs: bool = False
     refusal: Refusal | None = None  # why it was rejected
     shadow: Outcome | None = None
+    depth: int | None = None  # how many jobs waited in a queue that was full
     superseded: Job | None = None  # the job that ended in favour of this one, as it was
 
 
@@ -91,6 +108,18 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
 
 
 def decide(request: Request, view: View) -> Changes:
+    """Settle a request against the jobs that stand for its key, and against how many its queue may have."""
+    changes = settle(request, view)
+    if request.max_depth is None or view.depth is None or view.depth < request.max_depth:
+        return changes
+    if not changes.inserts or changes.answer.outcome is Outcome.REPLACED:  # it adds nothing
+        return changes
+    [job] = changes.inserts
+    reason = f"Queue {request.queue!r} has {view.depth} waiting jobs, and max_depth={request.max_depth}."
+    return Changes(answer=Verdict(Outcome.REJECTED, job, None, reason, refusal="full", depth=view.depth))
+
+
+def settle(request: Request, view: View) -> Changes:
     """Settle a request against the jobs that stand for its key."""
     policy = request.policy
     if policy is None or request.key is None:
@@ -295,6 +324,8 @@ def refresh(request: Request, policy: Unique, view: View, standing: Job) -> Chan
         meta=newer.meta,
         payload_digest=newer.payload_digest,
         version=standing.version if newer.version is None else newer.version,
+        expires_at=newer.expires_at,  # the newest request says how long it is worth running
+        partition=newer.partition,
         **renamed(policy, newer),
     )
     updated = postponed(policy, view, updated)
@@ -413,6 +444,8 @@ def make(request: Request, now: datetime) -> Job:
         version=None if policy is not None and policy.shadow else request.version,
         chain_id=request.id,
         parent_id=request.parent_id,
+        expires_at=request.expires_at if request.expires_in is None else now + request.expires_in,
+        partition=request.partition,
         blockers=request.blockers,
         arrived=request.arrived,
         following=request.following,
@@ -566,6 +599,7 @@ def revive(job: Job, view: View) -> Changes:
         reason=None,
         superseded_by=None,
         cancel_requested=False,
+        expires_at=None if lifecycle.too_late(job, view.now) else job.expires_at,
     )
     alive = alter(alive, state=ready(alive, view.now))
     alive = hold(alive, view.now) if job.holds else alive

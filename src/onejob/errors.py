@@ -15,6 +15,7 @@ OnejobError
 │   └── UnknownSchedule
 ├── Duplicate                on_conflict="reject" met a holder; carries the Admission
 │   └── PayloadMismatch      on_mismatch="error" met a holder with another payload
+├── QueueFull                the queue has as many waiting jobs as max_depth= allows
 ├── StoreError
 │   ├── AdmissionBusy        the key's holder is in a transaction that is still open
 │   ├── TransactionConflict  your transaction met another one's writes: roll it back and run it again
@@ -115,6 +116,18 @@ class Duplicate(OnejobError):
 
 class PayloadMismatch(Duplicate):
     """The key is held by a job with another payload."""
+
+
+class QueueFull(OnejobError):
+    """The queue has as many waiting jobs as it may have."""
+
+    def __init__(self, queue: str, depth: int, limit: int) -> None:
+        super().__init__(
+            f"Queue {queue!r} has {depth} waiting jobs, and max_depth={limit} allows no more: try later."
+        )
+        self.queue = queue
+        self.depth = depth
+        self.limit = limit
 
 
 class StoreError(OnejobError):

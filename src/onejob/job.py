@@ -33,7 +33,9 @@ class State(StrEnum):
 WAITING = frozenset({State.SCHEDULED, State.AVAILABLE, State.PENDING})
 INCOMPLETE = WAITING | {State.ACTIVE, State.RETRYABLE}
 TERMINAL = frozenset(State) - INCOMPLETE
+UNSTARTED = INCOMPLETE - {State.ACTIVE}  # no run is under way
 
+EXPIRED = "expired"  # the reason of a discarded job that did not start in time
 SUPERSEDED = "superseded"  # the reason of a cancelled job whose work a newer one took over
 
 
@@ -177,7 +179,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     progress: bytes | None = None  # JSON
 
     expires_at: datetime | None = None  # when it is too late to start
-    partition: str | None = None  # whose share of its queue's places it takes
+    partition: str | None = None  # whose share of its queue's places it takes; nobody's if empty
     replays: int = 0  # how often it came back as a dead letter
     blockers: bytes | None = None  # JSON: the chains that it waits for, in order
     arrived: bytes | None = None  # what became of each of them, one digit of `Arrival` each
@@ -278,6 +280,7 @@ class View(msgspec.Struct, frozen=True, gc=False):
     successor: Job | None = None
     mark: Mark | None = None
     marked: Job | None = None  # the job that the mark names
+    depth: int | None = None  # how many jobs wait in the queue that the step names
 
 
 class Changes(msgspec.Struct, frozen=True, gc=False):

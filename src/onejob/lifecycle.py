@@ -14,9 +14,11 @@ import msgspec
 
 from onejob.errors import InvalidCall, MergeFailed
 from onejob.job import (
+    EXPIRED,
     INCOMPLETE,
     ORDINAL,
     SUPERSEDED,
+    UNSTARTED,
     Changes,
     Job,
     Mark,
@@ -171,12 +173,14 @@ def give_way(view: View, job: Job) -> Changes:
 
 
 def start(view: View, *, worker: str, lease: timedelta) -> Changes:
-    """Lease an available job, or end it if a newer one has made it pointless; answer the job if it runs."""
+    """Lease an available job, or end it if a newer one or its age made it pointless; answer it if it runs."""
     job = view.job
     if job is None or job.state is not State.AVAILABLE:
         return Changes()
     if gives_way(job, view.mark):
         return msgspec.structs.replace(give_way(view, job), answer=None)
+    if too_late(job, view.now):
+        return msgspec.structs.replace(discard_late(view), answer=None)
     releases = bool(job.traits & Trait.RELEASES_AT_START)
     running = alter(
         job,
@@ -203,6 +207,19 @@ def mature(view: View) -> Changes:
     if job is None or job.state not in {State.SCHEDULED, State.RETRYABLE} or job.run_at > view.now:
         return Changes()
     return Changes(updates=(alter(job, state=State.AVAILABLE),))
+
+
+def too_late(job: Job, at: datetime) -> bool:
+    """Tell whether a job may not start any more at a time."""
+    return job.expires_at is not None and at >= job.expires_at
+
+
+def discard_late(view: View) -> Changes:
+    """End a job that did not start in time; answer it, or None if it started or may still start."""
+    job = view.job
+    if job is None or job.state not in UNSTARTED or not too_late(job, view.now):
+        return Changes()
+    return leave(view, finish(job, State.DISCARDED, view.now, reason=EXPIRED))
 
 
 def extend(view: View, *, token: int, lease: timedelta) -> Changes:
@@ -357,6 +374,8 @@ def fail(view: View, job: Job, failure: Failed, merge: Merge, replay: Replay | N
         letter = finish(failed, State.DISCARDED, view.now, reason="failed")
         return leave(view, await_return(letter, None if failure.final else replay, view.now))
     wait = failure.after if failure.after is not None else failed.retry.delay(failed.attempt, failure.chance)
+    if too_late(failed, view.now + wait) and not waits_behind(view, failed):
+        return leave(view, finish(failed, State.DISCARDED, view.now, reason=EXPIRED))
     return retry_or_yield(view, failed, view.now + wait, merge)
 
 

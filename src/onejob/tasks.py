@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property, update_wrapper
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
@@ -56,6 +56,8 @@ class Options:
     timeout: Duration | None = None
     force: bool = False
     connection: Any = None
+    expires_at: datetime | None = None
+    expires_in: Duration | None = None
     after: Sequence[Any] = ()
     on_blocker_failure: OnBlockerFailure = "wait"
     exclude: Sequence[Any] = ()
@@ -78,6 +80,17 @@ class Options:
             raise InvalidCall(f"on_blocker_failure={self.on_blocker_failure!r}: write wait, fail or ignore.")
         if self.priority is not None and not _is_priority(self.priority):
             raise InvalidCall("priority= must be a whole number of at most 31 bits; higher runs sooner.")
+        self._check_expiry()
+
+    def _check_expiry(self) -> None:
+        if self.expires_at is not None and self.expires_in is not None:
+            raise InvalidCall("expires_at= and expires_in= both say when it is too late: write one of them.")
+        if self.expires_at is not None and not _is_aware(self.expires_at):
+            raise InvalidCall(f"expires_at={self.expires_at!r}: write a datetime with a time zone.")
+
+
+def _is_aware(value: object) -> bool:
+    return isinstance(value, datetime) and value.tzinfo is not None
 
 
 def _is_priority(value: object) -> bool:
@@ -136,6 +149,8 @@ class Task(Generic[P, R]):
         priority: int = 0,
         give_up_on: tuple[type[Exception], ...] = (),
         process: bool = False,
+        expires_in: Duration | None = None,
+        partition: str | Callable[..., object] | None = None,
         replay: Replay | None = None,
         retention: Mapping[State | str, Duration] | None = None,
         options: Options = NO_OPTIONS,
@@ -150,6 +165,8 @@ class Task(Generic[P, R]):
         self.priority = priority
         self.give_up_on = give_up_on
         self.process = process
+        self.expires_in = None if expires_in is None else duration(expires_in)
+        self.partition = partition
         self.replay = replay
         self.retention = ages(retention or {})
         self.is_async = inspect.iscoroutinefunction(function)
@@ -225,6 +242,8 @@ class Task(Generic[P, R]):
         timeout: Duration | None = None,
         force: bool = False,
         connection: Any = None,
+        expires_at: datetime | None = None,
+        expires_in: Duration | None = None,
         after: Any = None,
         on_blocker_failure: OnBlockerFailure | None = None,
         exclude: Any = None,
@@ -242,6 +261,8 @@ class Task(Generic[P, R]):
             "timeout": timeout,
             "force": force or None,
             "connection": connection,
+            "expires_at": expires_at,
+            "expires_in": expires_in,
             "after": after,
             "on_blocker_failure": on_blocker_failure,
             "exclude": exclude,
@@ -252,7 +273,7 @@ class Task(Generic[P, R]):
     def _with(self, options: Options) -> Task[P, R]:
         copy = object.__new__(Task)
         copy.__dict__.update(self.__dict__)
-        for derived in ("policy", "_others", "template", "awaited"):
+        for derived in ("policy", "_others", "template", "awaited", "_no_partition"):
             copy.__dict__.pop(derived, None)
         copy._options = options
         if options.unique is not None:
@@ -295,6 +316,7 @@ class Task(Generic[P, R]):
             version=version_of(bound, policy),
             parent_id=None if context is None else context.job.id,
             running_chain=None if context is None else context.job.chain_id,
+            partition=self._partition_of(bound),
         )
 
     def following(self, admissions: Sequence[Any], traits: int) -> Task[P, R]:
@@ -332,11 +354,38 @@ class Task(Generic[P, R]):
             run_at=options.run_at,
             policy=policy,
             force=options.force,
+            expires_at=options.expires_at,
+            expires_in=self._expires_in(),
+            max_depth=self.app.queues[self._queue()].max_depth,
             excludes=frozenset(chains_of(options.exclude, "exclude")),
             blockers=named(chains) if chains else None,
             arrived=awaited(chains) if chains else None,
             traits=WITH_BLOCKERS[options.on_blocker_failure],
         )
+
+    def _expires_in(self) -> timedelta | None:
+        if self._options.expires_at is not None:
+            return None
+        chosen = self._options.expires_in
+        return self.expires_in if chosen is None else duration(chosen)
+
+    def _partition_of(self, bound: Mapping[str, Any]) -> str | None:
+        """Name whose share of the queue a call takes, if there are shares; empty for nobody's."""
+        if self.partition is None:
+            return self._no_partition
+        if callable(self.partition):
+            value = self._called(bound, self.partition, "partition")
+        else:
+            [value] = key.pick(bound, [self.partition]).values()
+        if value is None:
+            return self._no_partition
+        return value if isinstance(value, str) else key.canonical(value).decode()
+
+    @cached_property
+    def _no_partition(self) -> str | None:
+        """What a job without a partition has: in a queue with shares it must be found among the others."""
+        queue = self.app.queues.get(self.template.queue)
+        return None if queue is None or queue.partition_concurrency is None else ""
 
     def _queue(self) -> str:
         queue = self._options.queue or self.queue
@@ -430,20 +479,24 @@ class Task(Generic[P, R]):
         return found
 
     def _called_key(self, bound: Mapping[str, Any], function: Callable[..., object]) -> object:
-        names = inspect.signature(function).parameters
-        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values())
-        given = {name: value for name, value in bound.items() if takes_all or name in names}
-        try:
-            value = function(**given)
-        except Exception as error:
-            raise InvalidCall(
-                f"The key function of {self.name} raised {type(error).__name__}: {error}"
-            ) from error
+        value = self._called(bound, function, "key")
         if value == "":
             raise InvalidCall(
                 f'The key function of {self.name} returned "", which would make all calls one: return None.'
             )
         return value
+
+    def _called(self, bound: Mapping[str, Any], function: Callable[..., object], what: str) -> object:
+        """Call a function of the policy with the arguments that it asks for."""
+        names = inspect.signature(function).parameters
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values())
+        given = {name: value for name, value in bound.items() if takes_all or name in names}
+        try:
+            return function(**given)
+        except Exception as error:
+            raise InvalidCall(
+                f"The {what} function of {self.name} raised {type(error).__name__}: {error}"
+            ) from error
 
     def _named_meta(self, names: Any) -> dict[str, Any]:
         meta = self._options.meta or {}
@@ -474,6 +527,7 @@ def check_declaration(task: Task[..., Any]) -> None:
         raise InvalidPolicy(f"{name}: timeout=0 leaves no time to run: leave it out for no limit.")
     if not _is_priority(task.priority):
         raise InvalidPolicy(f"{name}: priority={task.priority!r}: write a whole number; higher runs sooner.")
+    check_partition(task)
     if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
         raise InvalidPolicy(f"{name}: give_up_on={task.give_up_on!r}: write a tuple of exception classes.")
 
@@ -493,6 +547,18 @@ def check_replay(task: Task[..., Any]) -> None:
             f"{task.name}: a dead letter is forgotten after {spell(kept)}, before its replay after "
             f"{spell(longest)}: write a shorter after= or cap=, or keep discarded jobs for longer."
         )
+
+
+def check_partition(task: Task[..., Any]) -> None:
+    """Refuse a partition that names what the task does not have."""
+    wanted, names = task.partition, task.signature.names
+    known = ", ".join(names) or "none"
+    if wanted is None:
+        return
+    if callable(wanted):
+        check_function(wanted, task, known, "partition")
+    elif not isinstance(wanted, str) or (wanted.split(".")[0] not in names and wanted not in names):
+        raise InvalidPolicy(f"{task.name}: partition={wanted!r} is not an argument (it has: {known}).")
 
 
 def _is_name(value: object) -> bool:
@@ -531,12 +597,12 @@ def check(policy: Unique | None, task: Task[..., Any]) -> None:
         if name not in names:
             raise InvalidPolicy(f"{task.name}: merge={{{name!r}: …}} is not an argument (it has: {known}).")
     if callable(policy.key):
-        check_function(policy.key, task, known)
+        check_function(policy.key, task, known, "key")
     task.app.check_strength(task.name, policy)
 
 
-def check_function(function: Callable[..., object], task: Task[..., Any], known: str) -> None:
-    """Refuse a key function that asks for arguments which the task does not have."""
+def check_function(function: Callable[..., object], task: Task[..., Any], known: str, what: str) -> None:
+    """Refuse a key or partition function that asks for arguments which the task does not have."""
     for parameter in inspect.signature(function).parameters.values():
         needed = parameter.default is parameter.empty and parameter.kind not in {
             parameter.VAR_KEYWORD,
@@ -544,5 +610,5 @@ def check_function(function: Callable[..., object], task: Task[..., Any], known:
         }
         if needed and parameter.name not in task.signature.names:
             raise InvalidPolicy(
-                f"{task.name}: the key function asks for {parameter.name!r}; the task has: {known}."
+                f"{task.name}: the {what} function asks for {parameter.name!r}; the task has: {known}."
             )

@@ -11,7 +11,7 @@ import random
 import socket
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -31,6 +31,7 @@ from onejob.errors import (
 )
 from onejob.job import Job, State, Trait
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
+from onejob.limits import Queue
 from onejob.schedule import spell
 from onejob.signals import Cancel, Discard, RetryLater, Snooze
 from onejob.stores.contract import Lease, Step
@@ -276,7 +277,8 @@ class Worker:
             total=room,
             duration=self._lease,
             tasks=tasks,
-            limits={queue: most for queue, most in self.app.queues.items() if most is not None},
+            expects=bool(self._ended or self._writing),
+            **limits(self.app.queues.values()),
         )
 
     async def _pause(self, seen: Any, *, idle: bool) -> None:
@@ -293,7 +295,8 @@ class Worker:
             task.result()  # a store that cannot wait does not answer
 
     async def _until_due(self) -> float:
-        due = await self.app.store.next_due(self.app.namespace)
+        rates = limits(self.app.queues.values())["rates"]
+        due = await self.app.store.next_due(self.app.namespace, rates)
         if due is None:
             return LOOK_AGAIN
         return min(max((due - self.app.store.now()).total_seconds(), 0.001), LOOK_AGAIN)
@@ -558,6 +561,15 @@ class Worker:
     async def _prune(self) -> None:
         await asyncio.sleep(random.uniform(0, PRUNE_EVERY / 4))  # noqa: S311 - so that workers come one by one
         await self.app.prune_in_turn()
+
+
+def limits(queues: Iterable[Queue]) -> dict[str, Any]:
+    """Collect what queues declare, as a lease takes it."""
+    return {
+        "limits": {q.name: q.concurrency for q in queues if q.concurrency is not None},
+        "shares": {q.name: q.partition_concurrency for q in queues if q.partition_concurrency is not None},
+        "rates": {q.name: q.rate for q in queues if q.rate is not None},
+    }
 
 
 def places(app: App, queues: Collection[str] | Mapping[str, int] | None, concurrency: int) -> dict[str, int]:

@@ -16,6 +16,7 @@ from onejob.continuing import completed
 from onejob.fluent import Fluent
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
 from onejob.stores.contract import Filter, Lease, Step
+from onejob.worker import limits
 
 T = TypeVar("T")
 Policy = Unique | Fluent | bool | None
@@ -56,7 +57,7 @@ async def lease(app: App, *, total: int = 1000, worker: str = "worker") -> list[
             total=total,
             duration=LEASE,
             tasks=app.tasks.keys(),
-            limits={queue: most for queue, most in app.queues.items() if most is not None},
+            **limits(app.queues.values()),
         )
     )
 

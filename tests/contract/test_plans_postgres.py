@@ -18,6 +18,7 @@ from onejob.stores.sql.postgres.store import PostgresStore
 from onejob.stores.sql.statements import statements
 
 JOBS, HELD, NEXT, MARKS = "onejob_jobs_pkey", "onejob_held", "onejob_next", "onejob_marks_pkey"
+PAUSED = "onejob_settings_pkey"
 SQL = statements("postgres")
 KEYS = ("'\\x" + "6b" * 64 + "'", "2")  # two keys, and how many they are
 IDS = """'["a", "b"]'"""
@@ -43,7 +44,15 @@ HOT: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "find_expired": (("0", "10"), {"onejob_leased"}),
     "timed_due": (("0", "10"), {"onejob_timed"}),
     "next_due": (("''",), {"onejob_timed"}),
-    "available_in_queue": (("''", "'default'", IDS, "10"), {"onejob_due"}),
+    "available_in_queue": (("''", "'default'", IDS, "10"), {"onejob_due", PAUSED}),
+    "available_in_limit": (("''", "'default'", IDS, "10", "3"), {"onejob_due", "onejob_leased", PAUSED}),
+    "available_in_shares": (("''", "'default'", IDS, "'[]'", "2", "10"), {JOBS, "onejob_shares"}),
+    "active_in_queue": (("''", "'default'"), {"onejob_leased"}),
+    "active_in_shares": (("''", "'default'"), {"onejob_leased"}),
+    "find_late": (("0", "10", "0"), {"onejob_expiring"}),
+    "starts_in_queue": (("''", "'default'"), {"onejob_started"}),
+    "forget_starts": (("''", "'default'", "0"), {"onejob_started"}),
+    "decisive_start": (("''", "'default'", "0", "9"), {"onejob_started"}),
     "find_ended": (("''", "'completed'", "9", "0", "''", "NULL", "'[]'", "10", "0"), {"onejob_ended"}),
     "find_ended_newest": (("''", "'discarded'", "9", "''", "NULL", "'[]'", "10", "0"), {"onejob_ended"}),
     "find_returning": (("''", "'mail'", "9", "10", "0"), {"onejob_returning"}),

@@ -98,7 +98,19 @@ async def test_every_key_of_ours_carries_its_buckets_tag(server: Redis, redis_ur
 def test_scripts_touch_no_key_but_those_they_were_given() -> None:
     for name, text in TEXTS.items():
         lines = [line.partition("--")[0] for line in text.decode().splitlines()]
-        given = {"turn", "wanted", "jobs", "held", "next", "marks", "active", "timed"}
+        given = {
+            "turn",
+            "wanted",
+            "jobs",
+            "held",
+            "next",
+            "marks",
+            "active",
+            "timed",
+            "paused",
+            "counters",
+            "times",
+        }
         for line in lines:
             for verb, target in re.findall(r"\bcall\('?(\w+(?:\[at \+ 1\])?)'?(?:, ([^,)]+))?", line):
                 if verb not in {"TIME", "PUBLISH"}:

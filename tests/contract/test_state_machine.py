@@ -41,6 +41,7 @@ from onejob.decide import Request, make, merged, replay
 from onejob.errors import OnejobError
 from onejob.job import fingerprint
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
+from onejob.limits import PAUSED, Rate
 from onejob.stores.contract import Filter, Lease, Step, Store, Tally
 from onejob.stores.memory import MemoryStore
 from onejob.stores.redis.store import RedisStore
@@ -140,6 +141,8 @@ class Wish:
     delay: int | None
     appointed: int | None
     force: bool
+    expires: int | None = None
+    partition: str | None = None
 
     def __repr__(self) -> str:
         """Show what is not as usual: a failing sequence has many of these."""
@@ -166,6 +169,8 @@ def wishes(*, forced: bool = False, keys: Sequence[bytes | None] = (*KEYS, None)
         delay=st.sampled_from([None, None, 0, 4]),
         appointed=st.sampled_from([None, None, None, -60, 4]),
         force=st.just(forced),
+        expires=st.sampled_from([None, None, None, 0, 2, 8]),
+        partition=st.sampled_from([None, None, "", "left", "right"]),
     )
 
 
@@ -202,10 +207,15 @@ async def everything(store: Store) -> dict[str, Any]:
         *(store.counts(namespace) for namespace in ("", "tenant")),
         *(store.tallies(namespace) for namespace in ("", "tenant")),
         *(store.next_due(namespace) for namespace in ("", "tenant")),
+        *(store.settings(namespace, PAUSED) for namespace in ("", "tenant")),
     )
     names = [
         *(f"key {key[:1].decode()}" for key in (*KEYS, SCHEDULED)),
-        *(f"{verb} of {space!r}" for verb in ("counts", "tallies", "next due") for space in ("", "tenant")),
+        *(
+            f"{verb} of {space!r}"
+            for verb in ("counts", "tallies", "next due", "paused")
+            for space in ("", "tenant")
+        ),
     ]
     found = {job.id: job for job in cast("list[Job]", jobs)}
     return {"jobs": found, "stranded": stranded, **dict(zip(names, rest, strict=True))}
@@ -307,7 +317,9 @@ class Tables:
 
     def begin(self, clock: Clock) -> Store:
         self._clock = clock
-        self._surgeon.execute("TRUNCATE onejob_jobs, onejob_marks, onejob_tallies")
+        self._surgeon.execute(
+            "TRUNCATE onejob_jobs, onejob_marks, onejob_tallies, onejob_settings, onejob_starts"
+        )
         return self._store
 
     async def reopen(self, *, crash: bool) -> Store:
@@ -448,6 +460,8 @@ class StoresAgree(RuleBasedStateMachine):
             force=wish.force,
             parent_id=None if inside is None else inside.id,
             running_chain=None if inside is None else inside.chain_id,
+            expires_in=None if wish.expires is None else timedelta(seconds=wish.expires),
+            partition=wish.partition,
         )
 
     def some(self, which: int, *, active: bool = False) -> Job:
@@ -521,9 +535,13 @@ class StoresAgree(RuleBasedStateMachine):
         total=st.integers(1, 4),
         tasks=st.sampled_from([TASKS, TASKS, TASKS[:1]]),
         limits=st.dictionaries(st.sampled_from(QUEUES), st.integers(1, 2)),
+        shares=st.dictionaries(st.sampled_from(QUEUES), st.integers(1, 2)),
+        rates=st.dictionaries(
+            st.sampled_from(QUEUES), st.sampled_from([Rate(2, timedelta(seconds=3)), Rate(5, timedelta(1))])
+        ),
     )
     def lease(
-        self, tenant: str, queues: dict[str, int], total: int, tasks: tuple[str, ...], limits: dict[str, int]
+        self, tenant: str, queues: dict[str, int], total: int, tasks: Sequence[str], **limits: Any
     ) -> None:
         wanted = Lease(
             namespace=tenant,
@@ -532,9 +550,10 @@ class StoresAgree(RuleBasedStateMachine):
             total=total,
             duration=timedelta(seconds=5),
             tasks=tasks,
-            limits=limits,
+            **limits,
         )
         self.leases += self.both(lambda app: app.store.lease(wanted))
+        self.both(lambda app: app.store.next_due(tenant, limits["rates"]))
 
     @rule(tenant=st.sampled_from(["", "", "tenant"]))
     def lease_whatever_is_due(self, tenant: str) -> None:
@@ -586,6 +605,11 @@ class StoresAgree(RuleBasedStateMachine):
         job = self.leases[-1 - which % len(self.leases)]
         told = msgspec.json.encode({"fraction": fraction, "message": ""})
         self.apply(Step(partial(lifecycle.report, token=job.token, progress=told), job.id))
+
+    @rule(tenant=st.sampled_from(["", "", "tenant"]), queue=st.sampled_from(QUEUES), pauses=rarely)
+    def pause_or_resume(self, tenant: str, queue: str, *, pauses: bool) -> None:
+        value = b"1" if pauses else None
+        self.both(lambda app: app.store.put_setting(tenant, PAUSED, queue, value))
 
     # ── by hand ───────────────────────────────────────────────────────────────────────────────────
 

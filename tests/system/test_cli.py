@@ -486,6 +486,58 @@ def test_why_tells_how_a_job_ended(onejob: Onejob) -> None:
     assert f"That is job {new}, which is available." in why(onejob, old)
 
 
+def test_why_tells_that_a_job_came_too_late(onejob: Onejob) -> None:
+    late = enqueue(onejob, "explode", "n=1", "--expires-in", "0s")
+    drain(onejob)
+
+    assert "It had to start by " in why(onejob, late)
+    assert f"onejob replay APP {late}" in why(onejob, late)
+
+
+# ── queues ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_queues_are_listed_paused_and_resumed(onejob: Onejob) -> None:
+    waiting = enqueue(onejob, "explode", "n=1", "--queue", "embeddings")
+    activate(enqueue(onejob, "explode", "n=2"))
+
+    assert answer(onejob("pause", "shop:app", "embeddings", "--json")) == {
+        "queue": "embeddings",
+        "paused": True,
+    }
+    default, embeddings = answer(onejob("queues", "shop:app", "--json"))
+    assert (default["queue"], default["depth"], default["active"], default["paused"]) == (
+        "default",
+        0,
+        1,
+        False,
+    )
+    assert embeddings == {
+        "queue": "embeddings",
+        "depth": 1,
+        "active": 0,
+        "paused": True,
+        "concurrency": 1,
+        "partition_concurrency": None,
+        "rate": None,
+        "max_depth": None,
+    }
+    assert re.search(r"embeddings +1 +0 +1 +paused", onejob("queues", "shop:app").stdout)
+    assert "is paused: onejob resume APP embeddings" in why(onejob, waiting)
+
+    drain(onejob)
+    assert answer(onejob("job", "shop:app", waiting, "--json"))["state"] == "available"
+    assert "goes on" in onejob("resume", URL, "embeddings").stdout
+    drain(onejob)
+    assert answer(onejob("job", "shop:app", waiting, "--json"))["state"] == "discarded"
+
+
+def test_a_queue_is_paused_by_its_right_name_only(onejob: Onejob) -> None:
+    refused = onejob("pause", "shop:app", "embedings", code=1)
+
+    assert "No queue is named 'embedings'" in refused.stderr
+
+
 # ── holds ─────────────────────────────────────────────────────────────────────────────────────────
 
 

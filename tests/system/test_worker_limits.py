@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onejob import App, Retry, State
-from onejob.errors import UnknownQueue
+from onejob import App, Retry, State, current
+from onejob.errors import JobFailed, UnknownQueue
 from onejob.stores.contract import Store
+from onejob.worker import LOOK_AGAIN
 from tests.system.live import PATIENCE, STORES, Act, eventually, open_store, reached
 
 
@@ -228,6 +230,114 @@ async def test_a_retry_leaves_its_place_to_others_meanwhile(app: App) -> None:
         failing = await fails.enqueue()
         assert await (await works.enqueue()).result(PATIENCE) == "done"
         await reached(app, failing.job, State.RETRYABLE)
+
+
+async def test_a_pause_takes_effect_at_once_and_so_does_its_end(app: App, store: Store, act: Act) -> None:
+    app.queue("a")
+    console = App(store=store)
+
+    @app.task(queue="a")
+    async def work(number: int) -> None:
+        await act.play(number)
+
+    @app.task
+    async def other() -> str:
+        return "done"
+
+    asked = await app.enqueue_many([work.call(number) for number in range(6)])
+    async with app.worker(concurrency=4):
+        await act.begins(4)
+        await console.pause("a")
+        act.let_end(4)  # what runs finishes, and nothing follows it
+        for each in asked[:4]:
+            await each.result(PATIENCE)
+        assert await (await other.enqueue()).result(PATIENCE) == "done"
+        assert await (await other.enqueue()).result(PATIENCE) == "done"
+        assert len(act.begun) == 4
+        began = time.monotonic()
+        await console.resume("a")
+        await act.begins(6)
+        assert time.monotonic() - began < LOOK_AGAIN / 2
+        act.let_end(2)
+        for each in asked[4:]:
+            await each.result(PATIENCE)
+
+
+async def test_a_worker_that_begins_while_a_queue_is_paused_waits_for_its_end(app: App) -> None:
+    @app.task
+    async def work() -> str:
+        return "done"
+
+    await app.pause("default")
+    asked = await work.enqueue()
+    await asyncio.wait_for(app.worker(drain=True).run(), PATIENCE)
+    assert (await app.job(asked.job.id)).state is State.AVAILABLE
+    async with app.worker():
+        await app.resume("default")
+        assert await asked.result(PATIENCE) == "done"
+
+
+async def test_a_rate_is_kept_over_all_workers_and_used_up(app: App) -> None:
+    app.queue("api", rate="5/400ms")
+    began: list[datetime] = []
+
+    @app.task(queue="api")
+    async def work() -> None:
+        began.append(current().job.started_at or datetime.now(UTC))
+
+    asked = await app.enqueue_many([work.call() for _ in range(23)])
+    async with app.worker(concurrency=4), app.worker(concurrency=4):
+        for each in asked:
+            await each.result(PATIENCE)
+    began.sort()
+    spans = [later - first for first, later in pairwise_at(began, 5)]
+    assert min(spans) >= timedelta(milliseconds=400)
+    assert began[-1] - began[0] < timedelta(seconds=LOOK_AGAIN)  # nobody slept through the end of a span
+
+
+def pairwise_at(times: list[datetime], distance: int) -> Iterator[tuple[datetime, datetime]]:
+    """Pair each time with the one that comes so many later."""
+    return zip(times, times[distance:], strict=False)
+
+
+async def test_a_partition_keeps_its_share_and_nobody_waits_for_it(app: App) -> None:
+    app.queue("shared", partition_concurrency=1)
+    crowd, others = Act(), Act()
+
+    @app.task(queue="shared", partition="tenant")
+    async def work(tenant: str) -> None:
+        await (crowd if tenant == "a" else others).play(tenant)
+
+    asked = await app.enqueue_many([work.call("a") for _ in range(50)])
+    asked += await app.enqueue_many([work.call(tenant) for tenant in "bcb"])
+    async with app.worker(concurrency=4), app.worker(concurrency=4):
+        await others.begins(2)
+        await crowd.begins(1)
+        others.let_end(3)
+        crowd.let_end(50)
+        for each in asked:
+            await each.result(PATIENCE)
+    assert crowd.most_at_once == 1
+    assert sorted(others.ended) == ["b", "b", "c"]
+
+
+async def test_an_expired_job_is_never_run(app: App) -> None:
+    ran: list[str] = []
+
+    @app.task
+    async def work(what: str) -> None:
+        ran.append(what)
+
+    late = await work.options(expires_in="1ms").enqueue("late")
+    later = await work.options(expires_in="1ms", delay="1h").enqueue("later")
+    await asyncio.sleep(0.002)
+    async with app.worker():
+        await (await work.enqueue("timely")).result(PATIENCE)
+        with pytest.raises(JobFailed, match="expired"):
+            await late.result(PATIENCE)
+    await app.sweep()
+    assert (await app.job(later.job.id)).reason == "expired"
+    assert ran == ["timely"]
 
 
 # ── what is left alone ────────────────────────────────────────────────────────────────────────────

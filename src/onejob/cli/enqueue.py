@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 @click.option(
     "--delay", type=read_duration, metavar="DURATION", help="Run no sooner than after this: 30s, 5m."
 )
+@click.option(
+    "--expires-in", type=read_duration, metavar="DURATION", help="Do not start it later than after this."
+)
 @click.option("--priority", type=int, help="Higher runs sooner.")
 @click.option("--queue", help="Another queue than the task's.")
 @click.option("--key", help="An identity of your own, instead of the policy's.")
@@ -68,6 +71,7 @@ def configured(
     task: Task[..., Any],
     *,
     delay: timedelta | None,
+    expires_in: timedelta | None,
     priority: int | None,
     queue: str | None,
     key: str | None,
@@ -76,7 +80,15 @@ def configured(
 ) -> Task[..., Any]:
     """Give a task the options of this call."""
     fields = {name: json_or_text(text) for name, text in meta} or None
-    return task.options(delay=delay, priority=priority, queue=queue, key=key, force=force, meta=fields)
+    return task.options(
+        delay=delay,
+        expires_in=expires_in,
+        priority=priority,
+        queue=queue,
+        key=key,
+        force=force,
+        meta=fields,
+    )
 
 
 def show(admission: Admission[Any], *, as_json: bool, **more: Any) -> None:

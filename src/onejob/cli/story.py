@@ -33,7 +33,9 @@ async def tell(app: App, job: Job) -> list[str]:
             return await cancelled(app, job)
         case State.DISCARDED:
             return [
-                f"It failed for good {when(job.finished_at)}.",
+                ended_late(job)
+                if job.reason == "expired"
+                else f"It failed for good {when(job.finished_at)}.",
                 *errors(job),
                 *replayable(job),
                 *holds(app, job),
@@ -58,8 +60,10 @@ async def available(app: App, job: Job) -> list[str]:
     if app.tasks and job.task not in app.tasks:
         return [f"It is due, but no task is named {job.task!r} in this app, so its workers leave it alone."]
     running = len(await app.jobs(state="active", queue=job.queue))
-    limit = app.queues.get(job.queue)
-    if limit is not None and running >= limit:
+    if job.queue in await app.paused():
+        return [f"It is due, but queue {job.queue!r} is paused: onejob resume APP {job.queue}"]
+    queue = app.queues.get(job.queue)
+    if queue is not None and queue.concurrency is not None and running >= queue.concurrency:
         return [f"It is due, but queue {job.queue!r} already runs {running} jobs, which is its limit."]
     since = f"It has been due since {when(job.run_at)} and waits for a free place in a worker"
     return [f"{since} of queue {job.queue!r}; running there now: {running}.", *errors(job)]
@@ -94,6 +98,11 @@ async def heirs(app: App, job_id: str | None) -> list[str]:
         story.append(f"That is job {newer.id}, which is {newer.state}.")
         job_id = newer.superseded_by
     return story
+
+
+def ended_late(job: Job) -> str:
+    """Say when it was too late for a job."""
+    return f"It had to start by {when(job.expires_at)} and did not, so it was discarded."
 
 
 def errors(job: Job) -> list[str]:

@@ -107,7 +107,7 @@ def announce(app: App, worker: Worker, *, as_json: bool) -> None:
     """Tell what this worker does."""
     if as_json:
         return tell("started", worker, url=redacted(app.url), queues=worker.queues, tasks=sorted(app.tasks))
-    limits = {queue: most for queue, most in app.queues.items() if most is not None}
+    limits = {queue.name: queue.concurrency for queue in app.queues.values() if queue.concurrency is not None}
     queues = ", ".join(f"{name}:{min(most, limits.get(name, most))}" for name, most in worker.queues.items())
     tasks = number_of(len(app.tasks), "task")
     return click.echo(f"Worker {worker.name} runs {tasks} from {redacted(app.url)}, queues {queues}.")

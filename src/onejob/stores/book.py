@@ -7,20 +7,21 @@ from datetime import datetime
 from typing import Any
 
 from onejob.errors import OnejobError
-from onejob.job import Changes, Job, Mark, View
+from onejob.job import UNSTARTED, Changes, Job, Mark, View
 from onejob.stores.contract import Step
 
 
 class Book:
     """Jobs and marks by id and key; a step's changes are seen by the next step."""
 
-    __slots__ = ("held", "jobs", "marks", "nexts")
+    __slots__ = ("depths", "held", "jobs", "marks", "nexts")
 
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
         self.held: dict[bytes, str] = {}
         self.nexts: dict[bytes, str] = {}
         self.marks: dict[bytes, Mark] = {}
+        self.depths: dict[tuple[str, str], int] = {}  # of the queues that steps name
 
     def put(self, job: Job) -> None:
         """Take in a job as it is now."""
@@ -54,8 +55,9 @@ class Book:
         """Show a step what it names."""
         job = self.jobs.get(step.job_id) if step.job_id is not None else None
         key = job.key if job is not None else step.key
+        depth = None if step.queue is None else self.depths.get(step.queue)
         if key is None:
-            return View(now, job)
+            return View(now, job, depth=depth)
         mark = self.marks.get(key)
         return View(
             now,
@@ -64,10 +66,13 @@ class Book:
             self.jobs.get(self.nexts.get(key, "")),
             mark,
             self.jobs.get(mark.job) if mark is not None else None,
+            depth,
         )
 
     def write(self, changes: Changes) -> None:
         """Take in what a step asks for, in the order in which a store writes it."""
+        if self.depths:
+            self._count(changes)
         for job in changes.updates:
             self.put(job)
         for job in changes.inserts:
@@ -76,6 +81,14 @@ class Book:
             self.remove(job_id)
         if changes.mark is not None:
             self.note(changes.mark)
+
+    def _count(self, changes: Changes) -> None:
+        """Let the depths of queues follow what a step changes."""
+        gone = [self.jobs[job.id] for job in changes.updates if job.id in self.jobs]
+        for jobs, by in ((gone, -1), ((*changes.updates, *changes.inserts), 1)):
+            for job in jobs:
+                if job.state in UNSTARTED and (job.namespace, job.queue) in self.depths:
+                    self.depths[job.namespace, job.queue] += by
 
     def run(self, step: Step, now: datetime, record: Callable[[Changes], None]) -> Any:
         """Run one step; a refusal changes nothing and is the answer."""

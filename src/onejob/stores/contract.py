@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from onejob.job import Changes, Job, State, View
+from onejob.limits import Rate
 
 Act = Callable[[View], Changes]
 Level = Literal["ok", "warn", "fail"]
@@ -30,6 +31,7 @@ class Step(msgspec.Struct, frozen=True):
     key: bytes | None = None
     marks: bool = True  # whether the key's mark must be shown
     alone: bool = False  # whether the act concerns the job only: nobody who stands for its key must be shown
+    queue: tuple[str, str] | None = None  # namespace and queue of which must be shown how many jobs wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +44,18 @@ class Lease:
     total: int
     duration: timedelta
     tasks: Collection[str]
-    limits: Mapping[str, int] = field(
-        default_factory=dict
-    )  # greatest number active per queue, over all workers
+    expects: bool = False  # whether results are on their way that make room: it is to be seen, not looked for
+    # What holds over all workers, by queue: how many are active at most, how many of them of one partition,
+    # and how many start in a span of time.
+    limits: Mapping[str, int] = field(default_factory=dict)
+    shares: Mapping[str, int] = field(default_factory=dict)
+    rates: Mapping[str, Rate] = field(default_factory=dict)
+
+    @property
+    def limited(self) -> list[str]:
+        """The queues from which starts must be counted, in order."""
+        counted = self.limits.keys() | self.shares.keys() | self.rates.keys()
+        return sorted(queue for queue in self.queues if queue in counted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +74,7 @@ class Filter:
     beyond: tuple[datetime, str] | None = None  # with that: what comes after this time and id
     besides: Collection[str] = ()  # with that: not of these tasks
     returns_by: datetime | None = None  # a task's dead letters that are to come back by then; earliest first
+    late_by: datetime | None = None  # not started, and too late to start by then
     stranded: bool = False  # pending behind a predecessor that is gone
     awaits: Collection[str] = ()  # pending until one of these chains has ended, among others
     blocked: bool = False  # pending until some chains have ended
@@ -166,7 +178,9 @@ class Store(Protocol):
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs, highest priority and oldest first, each given to one caller only.
 
-        Scheduled and retryable jobs whose time has come are made available first.
+        Scheduled and retryable jobs whose time has come are made available first. A queue that a setting of
+        the kind `paused` names gives nothing. Limits hold whoever else leases at the same time, and a job
+        that has to wait for one keeps nobody behind it waiting.
         """
 
     async def look(self, key: bytes) -> View:
@@ -208,8 +222,8 @@ class Store(Protocol):
         The counters of schedules stay, for a schedule outlives its jobs.
         """
 
-    async def next_due(self, namespace: str) -> datetime | None:
-        """Tell when the next scheduled or retryable job is due."""
+    async def next_due(self, namespace: str, rates: Mapping[str, Rate] | None = None) -> datetime | None:
+        """Tell when the next scheduled or retryable job is due, or a queue's rate allows one more start."""
 
     def pulse(self) -> Any:
         """Note where the store stands: ask before looking, so that `wait` misses nothing that comes after."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from onejob.job import Job, State
+from onejob.job import UNSTARTED, Job, State
 from onejob.stores.contract import Filter
 
 
@@ -22,6 +22,7 @@ def matches(job: Job, wanted: Filter) -> bool:
         and (wanted.chain_id is None or job.chain_id == wanted.chain_id)
         and (wanted.leased_until is None or _lease_ends(job, wanted.leased_until))
         and (wanted.ended_before is None or _ended(job, wanted.ended_before))
+        and (wanted.late_by is None or _late(job, wanted.late_by))
         and (wanted.beyond is None or _lies_beyond(job, wanted.beyond, newest=wanted.newest_first))
         and job.task not in wanted.besides
         and (wanted.returns_by is None or _returns(job, wanted.returns_by))
@@ -63,6 +64,10 @@ def _returns(job: Job, by: datetime) -> bool:
 
 def _lease_ends(job: Job, by: datetime) -> bool:
     return job.state is State.ACTIVE and job.lease_until is not None and job.lease_until <= by
+
+
+def _late(job: Job, by: datetime) -> bool:
+    return job.state in UNSTARTED and job.expires_at is not None and job.expires_at <= by
 
 
 def _ended(job: Job, before: datetime) -> bool:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 from onejob.errors import ForeignConnection, NoTransactions
-from onejob.job import Changes, Job, State, View
+from onejob.job import UNSTARTED, Changes, Job, State, View
 from onejob.lifecycle import mature, rank, start
+from onejob.limits import PAUSED, Rate
 from onejob.stores.bell import Bell
 from onejob.stores.book import Book
 from onejob.stores.contract import (
@@ -50,15 +51,24 @@ class MemoryStore:
         self._book = Book()
         self._tallies: Counter[tuple[str, str, str, str]] = Counter()
         self._tallied_at: dict[tuple[str, str, str, str], datetime] = {}
+        self._starts: defaultdict[tuple[str, str], deque[datetime]] = defaultdict(deque)
         self._settings: defaultdict[tuple[str, str], dict[str, bytes]] = defaultdict(dict)
         self._bell = Bell()
 
     def apply_now(self, steps: Sequence[Step]) -> list[Any]:
         """Run steps in order under the lock."""
         with self._lock:
-            answers = [self._book.run(step, self.now(), _forget) for step in steps]
+            answers = [self._run(step) for step in steps]
         self._bell.ring()
         return answers
+
+    def _run(self, step: Step) -> Any:
+        if step.queue is not None:
+            waiting = self._select(
+                lambda job: job.state in UNSTARTED and (job.namespace, job.queue) == step.queue
+            )
+            self._book.depths = {step.queue: len(waiting)}
+        return self._book.run(step, self.now(), _forget)
 
     async def apply(self, steps: Sequence[Step]) -> list[Any]:
         """Run steps in order under the lock."""
@@ -91,25 +101,54 @@ class MemoryStore:
             while len(started) < wanted.total and (due := self._due(wanted, started)):
                 best = min(due, key=rank)  # anew each time: one that gives way may let its successor in
                 leased = self._book.run(Step(act, best.id), now, _forget)
-                started.extend([leased] if leased is not None else [])
+                if leased is not None:
+                    started.append(leased)
+                    self._starts[leased.namespace, leased.queue] += (
+                        [now] if leased.queue in wanted.rates else []
+                    )
             return started
 
     def _due(self, wanted: Lease, started: Sequence[Job]) -> list[Job]:
         open_queues = {queue for queue in wanted.queues if self._has_room(queue, wanted, started)}
+        active = Counter(
+            (job.queue, job.partition)
+            for job in self._select(
+                lambda job: job.state is State.ACTIVE and job.namespace == wanted.namespace
+            )
+        )
         return self._select(
             lambda job: (
                 job.state is State.AVAILABLE
                 and job.namespace == wanted.namespace
                 and job.task in wanted.tasks
                 and job.queue in open_queues
+                and (
+                    not job.partition
+                    or job.queue not in wanted.shares
+                    or active[job.queue, job.partition] < wanted.shares[job.queue]
+                )
             )
         )
 
     def _has_room(self, queue: str, wanted: Lease, started: Sequence[Job]) -> bool:
         if sum(job.queue == queue for job in started) >= wanted.queues[queue]:
             return False
+        if queue in self._settings[wanted.namespace, PAUSED]:
+            return False
+        if (
+            queue in wanted.rates
+            and self._next_start(wanted.namespace, queue, wanted.rates[queue]) is not None
+        ):
+            return False
         active = len(self._select(lambda job: _active_in(job, wanted.namespace, queue)))
         return active < wanted.limits.get(queue, active + 1)
+
+    def _next_start(self, namespace: str, queue: str, rate: Rate) -> datetime | None:
+        """Tell when a queue may start a job again; None if it may now."""
+        starts, now = self._starts[namespace, queue], self.now()
+        while starts and starts[0] + rate.per <= now:
+            starts.popleft()
+        return None if len(starts) < rate.times else starts[len(starts) - rate.times] + rate.per
 
     async def look(self, key: bytes) -> View:
         """Show who stands for a key."""
@@ -202,11 +241,12 @@ class MemoryStore:
                 self._tallied_at[total] = max(at, self._tallied_at.get(total, at))
         return len(gone)
 
-    async def next_due(self, namespace: str) -> datetime | None:
-        """Tell when the next timed job is due."""
+    async def next_due(self, namespace: str, rates: Mapping[str, Rate] | None = None) -> datetime | None:
+        """Tell when the next timed job is due, or a queue may start one again."""
         with self._lock:
             timed = self._select(lambda job: job.state in TIMED and job.namespace == namespace)
-        return min((job.run_at for job in timed), default=None)
+            opens = [self._next_start(namespace, queue, rate) for queue, rate in (rates or {}).items()]
+        return min((*(job.run_at for job in timed), *(at for at in opens if at is not None)), default=None)
 
     def pulse(self) -> int:
         """Note how often something has changed."""

@@ -8,17 +8,21 @@ changed since its start. A wrong guess costs one more round, for the script answ
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
 from time import monotonic
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from onejob.errors import AdmissionBusy, OnejobError
-from onejob.job import TERMINAL, Changes, Job, Mark, State, Trait, View
-from onejob.lifecycle import mature, start
+from onejob.job import TERMINAL, UNSTARTED, Changes, Job, Mark, State, Trait, View
+from onejob.lifecycle import mature, start, too_late
 from onejob.stores.book import Book
 from onejob.stores.contract import Lease, Step
 from onejob.stores.redis import layout
@@ -163,7 +167,7 @@ class Ground:
 class Group:
     """Steps on one key or one job, which are decided together and written together."""
 
-    __slots__ = ("answers", "depth", "ids", "key", "limits", "sight", "steps")
+    __slots__ = ("answers", "depth", "depths", "ids", "key", "limits", "rates", "sight", "steps")
 
     def __init__(self, key: bytes | None) -> None:
         self.key = key
@@ -172,6 +176,8 @@ class Group:
         self.depth = 0
         self.sight = NOTHING
         self.limits: list[tuple[bytes, int, int]] = []  # counter, limit, and what is to be added
+        self.rates: dict[bytes, int] = {}  # set of starts, and how many it may have
+        self.depths: dict[tuple[str, str], int] = {}  # of the queues that steps name
         self.answers: list[Any] = []
 
     def add(self, position: int, step: Step) -> None:
@@ -219,7 +225,7 @@ class Plan(NamedTuple):
 
 def decide(group: Group, ground: Ground, now: datetime) -> Plan:
     """Run a group's steps on what was seen, and compare what comes out."""
-    if group.sight is NOTHING and len(group.steps) == 1:
+    if group.sight is NOTHING and len(group.steps) == 1 and not group.depths:
         return hope(group, ground, now)
     return decide_on(group, group.sight.book(), ground, now)
 
@@ -257,6 +263,7 @@ def insertion(job: Job, mark: Mark | None, place: Bucket) -> list[list[Any]]:
 def decide_on(group: Group, book: Book, ground: Ground, now: datetime) -> Plan:
     """Run a group's steps on a book, and compare what comes out."""
     changes: list[Changes] = []
+    book.depths = group.depths
     group.answers = [book.run(step, now, changes.append) for _, step in group.steps]
     place = group.sight.place or ground.home(group.key or next(iter(book.jobs), ""))
     if any(one.updates or one.inserts or one.deletes or one.mark for one in changes):
@@ -331,15 +338,30 @@ def moves(shift: Shift) -> list[list[Any]]:
 
 def apply(steps: Sequence[Step], ground: Ground) -> Flow[list[Any]]:
     """Decide steps in order and write what they change; steps on one key or job are one group."""
-    if len(steps) == 1 and steps[0].job_id is None:
+    if len(steps) == 1 and steps[0].job_id is None and steps[0].queue is None:
         return (yield from admit(steps[0], ground))
     groups = yield from arrange(steps, ground)
+    if queues := {step.queue for step in steps if step.queue is not None}:
+        depths = yield from count_waiting(queues, ground)
+        for group in groups:
+            group.depths = depths
     yield from commit(groups, ground)
     answers: list[Any] = [None] * len(steps)
     for group in groups:
         for (position, _), answer in zip(group.steps, group.answers, strict=True):
             answers[position] = answer
     return answers
+
+
+def count_waiting(queues: Collection[tuple[str, str]], ground: Ground) -> Flow[dict[tuple[str, str], int]]:
+    """Count the jobs that wait in queues."""
+    waiting = dict.fromkeys(queues, 0)
+    for reply in (yield [Ask(place.number, ("HGETALL", place.counts)) for place in ground.buckets]):
+        for name, number in zip(reply[::2], reply[1::2], strict=True):
+            namespace, queue, _task, state, _held = msgspec.json.decode(name)
+            if (namespace, queue) in waiting and state in UNSTARTED:
+                waiting[namespace, queue] += int(number)
+    return waiting
 
 
 def admit(step: Step, ground: Ground) -> Flow[list[Any]]:
@@ -450,8 +472,12 @@ def commit(groups: Sequence[Group], ground: Ground) -> Flow[None]:
 def scripts(groups: Sequence[Group], ground: Ground, sent: list[tuple[Group, Plan]]) -> Iterator[Ask]:
     """Decide groups and tell the script, a part at a time: the server writes one while we decide the next."""
     now = ground.clock()
+    if any(group.depths for group in groups):  # who comes first gets the last place, whatever the bucket
+        ready = {group: decide(group, ground, now) for group in groups}
+    else:
+        ready = {}
     for some in partitioned(groups, ground):
-        plans = [(group, decide(group, ground, now)) for group in some]
+        plans = [(group, ready.get(group) or decide(group, ground, now)) for group in some]
         script = None
         for group, plan in plans:
             if plan.commands or not group.sight.actual:
@@ -538,6 +564,12 @@ class Script:
         limits: list[Any] = []
         for queue, most, by in group.limits:
             limits += (self._counter((self._place.active, queue)) if queue else 0, most, by)
+        for name, most in group.rates.items():
+            begun = [answer for answer in group.answers if isinstance(answer, Job)]
+            number = numbers.get(name) or numbers.setdefault(name, len(numbers) + 1)
+            limits += (-number, most, len(begun))
+            for job in begun:
+                commands += (4, "ZADD", number, micros(job.started_at or job.run_at), start_of(job))
         ids, fresh = group.ids, plan.fresh
         self._words += (group.key or b"", group.depth, group.expected(), len(ids), len(fresh), len(limits))
         self._words += (len(counters), len(commands), b"1" if plan.rings else b"0")
@@ -578,30 +610,46 @@ class Claim(NamedTuple):
 
 def lease(wanted: Lease, ground: Ground) -> Flow[list[Job]]:
     """Make due jobs available, then start the best of them."""
-    limited = {queue for queue, room in wanted.queues.items() if room > 0} & wanted.limits.keys()
+    limited = [queue for queue in wanted.limited if wanted.queues[queue] > 0]
     if len(ground.buckets) == 1 or not limited:
-        return (yield from lease_within(wanted, wanted.queues, None, ground))
+        return (yield from lease_within(wanted, Rooms(wanted.queues), ground))
     return (yield from lease_in_turn(wanted, limited, ground))
 
 
-def lease_within(
-    wanted: Lease, queues: Mapping[str, int], deadline: int | None, ground: Ground
-) -> Flow[list[Job]]:
+class Rooms(NamedTuple):
+    """How many jobs queues may give; in a turn also how many run of each partition, and when that ends."""
+
+    queues: Mapping[str, int]
+    running: Mapping[bytes, int] = MappingProxyType({})
+    deadline: int | None = None
+
+    def after(self, started: Sequence[Job]) -> Rooms:
+        """Tell what is left when jobs have been started."""
+        begun = Counter(job.queue for job in started)
+        left = {queue: most - begun[queue] for queue, most in self.queues.items() if most > begun[queue]}
+        if self.deadline is None:  # the server counts
+            return self._replace(queues=left)
+        shares = (layout.share(job.namespace, job.queue, job.partition) for job in started if job.partition)
+        return self._replace(queues=left, running=Counter(self.running) + Counter(shares))
+
+
+def lease_within(wanted: Lease, rooms: Rooms, ground: Ground) -> Flow[list[Job]]:
     """Start due jobs, as many as the queues have room for."""
     started: list[Job] = []
     ripen, last = MATURED_AT_ONCE, ("", b"")
     while len(started) < wanted.total:
         rest = wanted.total - len(started)
-        ripe, claims = yield from claim(wanted, rooms(queues, started), (rest, ripen), ground)
+        left = rooms.after(started)
+        ripe, claims = yield from claim(wanted, left, (rest, ripen), ground)
         if ripe:
             yield from apply([Step(mature, job_id) for job_id in ripe], ground)
             ripen = 0
             continue
         if len(ground.buckets) > 1:
-            claims = best(claims, rooms(queues, started), rest)
+            claims = best(claims, left, wanted, rest)
         if not claims or claims[0].looks == last:  # the best one cannot be started now
             break
-        begun, again = yield from begin(claims, wanted, deadline, ground)
+        begun, again = yield from begin(claims, wanted, rooms.deadline, ground)
         started += begun
         last = claims[0].looks
         if not again:
@@ -609,20 +657,27 @@ def lease_within(
     return started
 
 
-def rooms(queues: Mapping[str, int], started: Sequence[Job]) -> dict[str, int]:
-    """Tell how many more jobs each queue may give."""
-    left = {queue: most - sum(job.queue == queue for job in started) for queue, most in queues.items()}
-    return {queue: room for queue, room in left.items() if room > 0}
-
-
-def best(claims: Sequence[Claim], room: Mapping[str, int], rest: int) -> list[Claim]:
+def best(claims: Sequence[Claim], rooms: Rooms, wanted: Lease, rest: int) -> list[Claim]:
     """Keep the best of what several buckets have given."""
-    left, kept = dict(room), list[Claim]()
+    left, running, kept = dict(rooms.queues), Counter(rooms.running), list[Claim]()
     for one in claims:
-        if len(kept) < rest and left.get(one.job.queue, 0) > 0:
-            left[one.job.queue] -= 1
+        queue, share = one.job.queue, share_of(one.job, wanted)
+        if (
+            len(kept) < rest
+            and left.get(queue, 0) > 0
+            and (share is None or running[share] < wanted.shares[queue])
+        ):
+            left[queue] -= 1
+            running[share or b""] += 1
             kept.append(one)
     return kept
+
+
+def share_of(job: Job, wanted: Lease) -> bytes | None:
+    """Name the counter of the partition whose share a job takes, if its queue has shares."""
+    if job.queue not in wanted.shares or not job.partition:
+        return None
+    return layout.share(job.namespace, job.queue, job.partition)
 
 
 def lease_in_turn(wanted: Lease, limited: Collection[str], ground: Ground) -> Flow[list[Job]]:
@@ -636,23 +691,71 @@ def lease_in_turn(wanted: Lease, limited: Collection[str], ground: Ground) -> Fl
     [time] = yield [Ask(place.number, words, "turn", keys)]
     if time is None:
         others = {queue: room for queue, room in wanted.queues.items() if queue not in limited}
-        return (yield from lease_within(wanted, others, None, ground))
-    queues = dict(wanted.queues)
+        return (yield from lease_within(wanted, Rooms(others), ground))
+    queues, running = dict(wanted.queues), (yield from running_everywhere(ground))
     for queue in limited:
-        field = frame(wanted.namespace, queue)
-        active = yield [Ask(each.number, ("HGET", each.active, field)) for each in ground.buckets]
-        queues[queue] = min(queues[queue], wanted.limits[queue] - sum(int(number or 0) for number in active))
+        active = running[frame(wanted.namespace, queue)]
+        queues[queue] = min(queues[queue], wanted.limits.get(queue, active + queues[queue]) - active)
+    yield from reserve(me, queues, wanted, ground)
     deadline = int(time[0]) * 1_000_000 + int(time[1]) + TURN_USED * 1000
-    started = yield from lease_within(wanted, queues, deadline, ground)
+    started = yield from lease_within(wanted, Rooms(queues, running, deadline), ground)
+    yield from return_unused(me, queues, started, wanted, ground)
     yield [Ask(place.number, [me, 0, *words[2:]], "turn", keys)]
     return started
 
 
+def running_everywhere(ground: Ground) -> Flow[Counter[bytes]]:
+    """Count the active jobs of all queues and partitions over all buckets."""
+    running: Counter[bytes] = Counter()
+    for reply in (yield [Ask(place.number, ("HGETALL", place.active)) for place in ground.buckets]):
+        for name, number in zip(reply[::2], reply[1::2], strict=True):
+            running[name] += int(number)
+    return running
+
+
+def reserve(me: bytes, queues: dict[str, int], wanted: Lease, ground: Ground) -> Flow[None]:
+    """Note starts before they are made, as many as there may be: whoever dies then has started less."""
+    place, now = ground.buckets[0], ground.clock()
+    for queue in wanted.rates.keys() & queues.keys():
+        rate, name = wanted.rates[queue], place.starts(wanted.namespace, queue)
+        _, begun = yield [
+            Ask(place.number, ("ZREMRANGEBYSCORE", name, "-inf", micros(now - rate.per))),
+            Ask(place.number, ("ZCARD", name)),
+        ]
+        queues[queue] = min(queues[queue], rate.times - begun, wanted.total)
+        noted = [word for i in range(queues[queue]) for word in (micros(now), b"%b%d" % (me, i))]
+        if noted:
+            yield [Ask(place.number, ("ZADD", name, *noted))]
+
+
+def return_unused(
+    me: bytes, queues: Mapping[str, int], started: Sequence[Job], wanted: Lease, ground: Ground
+) -> Flow[None]:
+    """Take back the notes of starts that were not made, and write down when the others were."""
+    place = ground.buckets[0]
+    for queue in wanted.rates.keys() & queues.keys():
+        name, begun = place.starts(wanted.namespace, queue), [job for job in started if job.queue == queue]
+        unused = [b"%b%d" % (me, i) for i in range(len(begun), queues[queue])]
+        asks = [Ask(place.number, ("ZREM", name, *unused))] if unused else []
+        asks += [
+            Ask(place.number, ("ZADD", name, "XX", micros(job.started_at), b"%b%d" % (me, i)))
+            for i, job in enumerate(begun)
+            if job.started_at is not None
+        ]
+        if asks:
+            yield asks
+
+
+def start_of(job: Job) -> str:
+    """Name a start so that no other has the same name."""
+    return f"{job.id}:{job.token}"
+
+
 def claim(
-    wanted: Lease, room: Mapping[str, int], most: tuple[int, int], ground: Ground
+    wanted: Lease, rooms: Rooms, most: tuple[int, int], ground: Ground
 ) -> Flow[tuple[list[str], list[Claim]]]:
     """Set the best available jobs aside, or tell which must be made available first."""
-    asks = [claim_ask(place, wanted, room, most, ground) for place in ground.buckets]
+    asks = [claim_ask(place, wanted, rooms, most, ground) for place in ground.buckets]
     replies = yield asks
     ripe = [job_id.decode() for ids, _ in replies for job_id in ids]
     claims = [
@@ -666,19 +769,36 @@ def claim(
     return ripe, claims
 
 
-def claim_ask(
-    place: Bucket, wanted: Lease, room: Mapping[str, int], most: tuple[int, int], ground: Ground
-) -> Ask:
+def claim_ask(place: Bucket, wanted: Lease, rooms: Rooms, most: tuple[int, int], ground: Ground) -> Ask:
     """Ask one bucket for its best available jobs."""
-    now, tasks = ground.clock(), sorted(wanted.tasks)
-    due = (place.due(wanted.namespace, queue, task) for queue in room for task in tasks)
+    now, tasks, alone = ground.clock(), sorted(wanted.tasks), len(ground.buckets) == 1
     # Of several buckets nobody knows which have the best jobs, so they are only looked at: whoever loses the
     # race for one looks again.
-    lapses = micros(now + CLAIM) if len(ground.buckets) == 1 else ""
-    words: list[Any] = [micros(now), lapses, *most]
-    for queue, own in room.items():
-        words += [frame(wanted.namespace, queue), own, wanted.limits.get(queue, ""), len(tasks)]
-    return Ask(place.number, words, "claim", [*place.fixed, place.timed, *due])
+    words: list[Any] = [micros(now), micros(now + CLAIM) if alone else "", *most]
+    words.append(random.randbytes(layout.PARTITION))  # noqa: S311 - anywhere will do
+    names = [*place.fixed, place.timed, place.paused(wanted.namespace)]
+    for queue, own in rooms.queues.items():
+        counter, rate = frame(wanted.namespace, queue), wanted.rates.get(queue) if alone else None
+        words += [queue, counter, own, wanted.limits.get(queue, ""), wanted.shares.get(queue, "")]
+        words += ["", ""] if rate is None else [rate.times, micros(now - rate.per)]
+        elsewhere = known_of(counter, rooms.running) if queue in wanted.shares else []
+        words += [len(tasks), len(elsewhere) // 2, *elsewhere]
+        names += [] if rate is None else [place.starts(wanted.namespace, queue)]
+        for task in tasks:
+            names.append(place.due(wanted.namespace, queue, task))
+            names += [place.shared(wanted.namespace, queue, task)] if queue in wanted.shares else []
+    return Ask(place.number, words, "claim", names)
+
+
+def known_of(counter: bytes, running: Mapping[bytes, int]) -> list[Any]:
+    """List how many jobs run of each partition of a queue, where that is known."""
+    first = counter + b":"
+    return [
+        word
+        for name, number in running.items()
+        if name.startswith(first)
+        for word in (name[len(first) :], number)
+    ]
 
 
 def read_claim(ask: Ask, place: Bucket, answer: Sequence[Any]) -> Claim:
@@ -714,7 +834,14 @@ def begin(
         group.show(one.sight)
         if one.job.queue in wanted.limits:
             limit(group, frame(wanted.namespace, one.job.queue), wanted.limits[one.job.queue])
-            group.limits += [(b"", deadline, 0)] if deadline is not None else []
+        if (share := share_of(one.job, wanted)) is not None:
+            limit(group, share, wanted.shares[one.job.queue])
+        if one.job.queue in wanted.rates and deadline is None:
+            place = ground.buckets[0]
+            name = place.starts(wanted.namespace, one.job.queue)
+            group.rates[name] = wanted.rates[one.job.queue].times
+        if deadline is not None and one.job.queue in wanted.limited:
+            group.limits += [(b"", deadline, 0)]
     yield from commit(list(groups.values()), ground)
     answers = {
         position: answer
@@ -739,7 +866,8 @@ def first_to_let_go(claims: Sequence[Claim], steps: Sequence[Step], now: datetim
         if may_let_go(one.job):
             book = one.sight.book()
             waiting = len(book.nexts)
-            if book.run(steps[position], now, forget) is None or len(book.nexts) < waiting:
+            ended = book.run(steps[position], now, forget) is None and not too_late(one.job, now)
+            if ended or len(book.nexts) < waiting:
                 return position
     return len(claims) - 1
 
@@ -750,4 +878,5 @@ def forget(_changes: Changes) -> None:
 
 def may_let_go(job: Job) -> bool:
     """Tell whether starting this job may free its key or end it."""
-    return job.version is not None or bool(job.traits & (Trait.NEWEST_WINS | Trait.RELEASES_AT_START))
+    leaves = bool(job.traits & (Trait.NEWEST_WINS | Trait.RELEASES_AT_START))
+    return leaves or job.version is not None or job.expires_at is not None

@@ -10,11 +10,13 @@ from __future__ import annotations
 import struct
 from datetime import datetime, timedelta
 from functools import lru_cache
+from hashlib import blake2b
 from zlib import crc32
 
 import msgspec
 
-from onejob.job import EPOCH, TERMINAL, Job, State
+from onejob.job import EPOCH, TERMINAL, UNSTARTED, Job, State
+from onejob.limits import PAUSED
 
 VERSION = 1  # of this layout
 MICROSECOND = timedelta(microseconds=1)
@@ -22,6 +24,7 @@ SIGN = 1 << 63
 _rank = struct.Struct(">QQQ").pack
 TIMED = frozenset({State.SCHEDULED, State.RETRYABLE})
 NAMES = 4096  # kept ready
+PARTITION = 16  # bytes
 
 Entries = dict[tuple[bytes, bytes], bytes]
 """Sorted set and member → score."""
@@ -36,6 +39,7 @@ class Bucket:
         "blocked",
         "chains",
         "counts",
+        "expiring",
         "fixed",
         "held",
         "jobs",
@@ -62,6 +66,7 @@ class Bucket:
         self.chains = self.tag + b"chains"  # chain, place in it and id of a continuation, in order
         self.blocked = self.tag + b"blocked"  # id of a job that waits for chains
         self.timed = self.tag + b"timed"  # id by run time
+        self.expiring = self.tag + b"expiring"  # id by when it is too late to start
         self.leased = self.tag + b"leased"  # id by the end of its lease
         self.fixed = (self.jobs, self.held, self.next, self.marks, self.active, self.counts)
         self.numbers = {name: number for number, name in enumerate(self.fixed, 1)}
@@ -79,6 +84,18 @@ class Bucket:
     def due(self, namespace: str, queue: str, task: str) -> bytes:
         """Name the set of jobs that are available, best first."""
         return self.beside("due", namespace, queue, task)
+
+    def shared(self, namespace: str, queue: str, task: str) -> bytes:
+        """Name the set of available jobs that have a partition, by that and then best first."""
+        return self.beside("shared", namespace, queue, task)
+
+    def starts(self, namespace: str, queue: str) -> bytes:
+        """Name the set of starts, by when they were, of a queue with a rate."""
+        return self.beside("starts", namespace, queue)
+
+    def paused(self, namespace: str) -> bytes:
+        """Name the hash of the queues that are paused."""
+        return self.beside("settings", namespace, PAUSED)
 
     def listed(self, namespace: str, state: State) -> bytes:
         """Name the set of jobs in a state, oldest first."""
@@ -140,7 +157,7 @@ def entries(place: Bucket, job: Job) -> Entries:
     name = job.id.encode()
     found = {(place.listed(job.namespace, job.state), name): b"0"}
     if job.state is State.AVAILABLE:
-        found[place.due(job.namespace, job.queue, job.task), rank(job)] = b"0"
+        found |= in_line(place, job)
     elif job.state in TIMED:
         at = b"%d" % micros(job.run_at)
         found[place.timed, name] = found[place.awaited(job.namespace), name] = at
@@ -150,6 +167,8 @@ def entries(place: Bucket, job: Job) -> Entries:
         found[place.ended(job.namespace, job.task, job.state), name] = b"%d" % micros(job.finished_at)
     if job.returns_at is not None:
         found[place.returning(job.namespace, job.task), name] = b"%d" % micros(job.returns_at)
+    if job.expires_at is not None and job.state in UNSTARTED:
+        found[place.expiring, name] = b"%d" % micros(job.expires_at)
     if job.key is not None:
         found[place.keyed, job.key + name] = b"0"
     if job.chain_index:
@@ -160,12 +179,35 @@ def entries(place: Bucket, job: Job) -> Entries:
     return found
 
 
+def in_line(place: Bucket, job: Job) -> Entries:
+    """List where an available job stands: in its queue, and in its partition if it has one."""
+    queue = place.due(job.namespace, job.queue, job.task)
+    if job.partition is None:
+        return {(queue, rank(job)): b"0"}
+    name, standing = partition(job.partition), rank(job)
+    shared = place.shared(job.namespace, job.queue, job.task)
+    return {(queue, standing + b"\0" + name): b"0", (shared, name + standing): b"0"}
+
+
+@lru_cache(maxsize=NAMES)
+def partition(name: str) -> bytes:
+    """Write a partition so that all have one length; nobody's is zeros."""
+    return blake2b(name.encode(), digest_size=PARTITION).digest() if name else bytes(PARTITION)
+
+
+def share(namespace: str, queue: str, name: str) -> bytes:
+    """Name the counter of a partition's active jobs."""
+    return b"%b:%b" % (frame(namespace, queue), partition(name))
+
+
 def counters(place: Bucket, job: Job) -> list[tuple[bytes, bytes]]:
     """List the counters in which a job counts."""
     held = "" if job.held_key is None else "held"
     kinds = [(place.counts, frame(job.namespace, job.queue, job.task, job.state, held))]
     if job.state is State.ACTIVE:
         kinds.append((place.active, frame(job.namespace, job.queue)))
+        if job.partition:
+            kinds.append((place.active, share(job.namespace, job.queue, job.partition)))
     return kinds
 
 

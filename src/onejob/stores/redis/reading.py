@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 
-from onejob.job import EPOCH, INCOMPLETE, Changes, Job, State, View
+from onejob.job import EPOCH, UNSTARTED, Changes, Job, State, View
+from onejob.limits import PAUSED, Rate
 from onejob.stores.contract import SCHEDULES, Counts, Filter, Step, Tally
 from onejob.stores.filters import matches
 from onejob.stores.redis.flows import Ask, Flow, Ground, peek
-from onejob.stores.redis.layout import Bucket, frame, micros
+from onejob.stores.redis.layout import MICROSECOND, Bucket, frame, micros
 from onejob.stores.redis.records import read_job
 
 PAGE = 500  # ids read at once from an index
 SHORTEST_READ = 20  # of many lists that are merged
 FOLDED_AT_ONCE = 500
 POSITION = 10  # digits of a continuation's place in its chain
-WAITING = INCOMPLETE - {State.ACTIVE}
 
 Names = list[tuple[Bucket, bytes]]
 
@@ -72,7 +72,7 @@ def find(wanted: Filter, ground: Ground) -> Flow[list[Job]]:
     if wanted.key is not None:
         places = [ground.home(wanted.key)]
         return (yield from page([(place, place.keyed) for place in places], wanted, prefix=wanted.key))
-    if wanted.leased_until is not None or wanted.returns_by is not None:
+    if wanted.leased_until is not None or wanted.returns_by is not None or wanted.late_by is not None:
         return (yield from find_by_time(wanted, ground))
     if wanted.ended_before is not None:
         return (yield from find_ended(wanted, ground))
@@ -166,14 +166,16 @@ def chosen(jobs: Iterable[Job | None], wanted: Filter) -> list[Job]:
 
 
 def find_by_time(wanted: Filter, ground: Ground) -> Flow[list[Job]]:
-    """List jobs whose leases end, or that come back, by a time; earliest first."""
+    """List jobs whose leases end, or that come back or expire, by a time; earliest first."""
     if wanted.returns_by is not None:
         assert wanted.namespace is not None
         assert wanted.task is not None
         names = [(place, place.returning(wanted.namespace, wanted.task)) for place in ground.buckets]
+    elif wanted.late_by is not None:
+        names = [(place, place.expiring) for place in ground.buckets]
     else:
         names = [(place, place.leased) for place in ground.buckets]
-    until = b"%d" % micros(wanted.returns_by or wanted.leased_until or EPOCH)
+    until = b"%d" % micros(wanted.returns_by or wanted.late_by or wanted.leased_until or EPOCH)
     most = wanted.offset + wanted.limit
     replies = yield [
         Ask(place.number, ("ZRANGEBYSCORE", name, "-inf", until, "WITHSCORES", "LIMIT", 0, most))
@@ -324,11 +326,15 @@ def settings(namespace: str, kind: str, ground: Ground) -> Flow[dict[str, bytes]
 
 
 def put_setting(namespace: str, kind: str, name: str, value: bytes | None, ground: Ground) -> Flow[None]:
-    """Write one such decision, or take it back, and say so."""
-    place = ground.buckets[0]
-    where = place.beside("settings", namespace, kind)
-    command = ("HDEL", where, name) if value is None else ("HSET", where, name, value)
-    yield [Ask(place.number, command), Ask(place.number, ("PUBLISH", ground.channel, ground.voice))]
+    """Write one such decision, or take it back, and say so; every bucket knows which queues are paused."""
+    asks = []
+    for place in ground.buckets if kind == PAUSED else ground.buckets[:1]:
+        where = place.beside("settings", namespace, kind)
+        asks.append(
+            Ask(place.number, ("HDEL", where, name) if value is None else ("HSET", where, name, value))
+        )
+    yield asks
+    yield [Ask(ground.buckets[0].number, ("PUBLISH", ground.channel, ground.voice))]
 
 
 def find_chain(chain_id: str, wanted: Filter, ground: Ground) -> Flow[list[Job]]:
@@ -385,7 +391,7 @@ def counts(namespace: str, ground: Ground) -> Flow[Counts]:
             state = State(name)
             if space == namespace and number:
                 jobs[queue, task, state] = jobs.get((queue, task, state), 0) + number
-                waiting += number if held and state in WAITING else 0
+                waiting += number if held and state in UNSTARTED else 0
     return Counts(jobs, waiting + (yield from waiting_behind(namespace, ground)))
 
 
@@ -401,18 +407,34 @@ def waiting_behind(namespace: str, ground: Ground) -> Flow[int]:
         if keys:
             [held] = yield [Ask(place.number, ("HMGET", place.held, *keys))]
             holders = yield from fetch([(place, job_id) for job_id in held if job_id is not None])
-            number += len(keys) - sum(job is not None and job.state in WAITING for job in holders)
+            number += len(keys) - sum(job is not None and job.state in UNSTARTED for job in holders)
     return number
 
 
-def next_due(namespace: str, ground: Ground) -> Flow[datetime | None]:
-    """Tell when the next timed job is due."""
+def next_due(namespace: str, rates: Mapping[str, Rate], ground: Ground) -> Flow[datetime | None]:
+    """Tell when the next timed job is due, or a queue may start one again."""
     replies = yield [
         Ask(place.number, ("ZRANGE", place.awaited(namespace), 0, 0, "WITHSCORES"))
         for place in ground.buckets
     ]
     times = [int(reply[1]) for reply in replies if reply]
+    times += yield from next_starts(namespace, rates, ground)
     return EPOCH + timedelta(microseconds=min(times)) if times else None
+
+
+def next_starts(namespace: str, rates: Mapping[str, Rate], ground: Ground) -> Flow[list[int]]:
+    """Tell when those queues may start a job again that may not now."""
+    place, now = ground.buckets[0], ground.clock()
+    asks = []
+    for queue, rate in rates.items():
+        since = (place.starts(namespace, queue), "+inf", b"(%d" % micros(now - rate.per))
+        asks.append(Ask(place.number, ("ZREVRANGEBYSCORE", *since, "WITHSCORES", "LIMIT", rate.times - 1, 1)))
+    replies = (yield asks) if asks else []
+    return [
+        int(reply[1]) + rate.per // MICROSECOND
+        for reply, rate in zip(replies, rates.values(), strict=True)
+        if reply
+    ]
 
 
 # ── tallies ───────────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from onejob.errors import ForeignConnection, NoTransactions, OnejobError
 from onejob.forks import generation
 from onejob.job import Job, View
+from onejob.limits import Rate
 from onejob.stores.bell import Bell
 from onejob.stores.contract import Counts, Filter, Finding, Guarantees, Lease, Schema, Step, Tally
 from onejob.stores.redis import flows, health, reading
@@ -155,9 +156,9 @@ class RedisStore:
         """Add the counters of jobs that are gone to those of no job."""
         return await self._await(reading.fold(namespace, self._ground))
 
-    async def next_due(self, namespace: str) -> datetime | None:
-        """Tell when the next timed job is due."""
-        return await self._await(reading.next_due(namespace, self._ground))
+    async def next_due(self, namespace: str, rates: Mapping[str, Rate] | None = None) -> datetime | None:
+        """Tell when the next timed job is due, or a queue may start one again."""
+        return await self._await(reading.next_due(namespace, rates or {}, self._ground))
 
     def pulse(self) -> int:
         """Note how often something has changed, as far as it was heard."""

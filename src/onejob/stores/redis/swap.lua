@@ -6,8 +6,8 @@
 --
 -- A group: key, or "" · how much of it to show (0 nothing, 1 who stands for it, 2 its mark too) · what is expected,
 -- or "?" · number of ids to show · of ids that must be new · of words about limits · of words about counters · of
--- words in commands · "1" to ring · and then these: ids · new ids · limits, each as counter (0 for the clock), limit
--- and addition · counters, each with what to add · commands, each as the number of its words, name, number of its key
+-- words in commands · "1" to ring · and then these: ids · new ids · limits, each as counter (0 for the clock, less for
+-- a set), limit and addition · counters, each with what to add · commands, each as the number of its words, name, number of its key
 -- and words. Counters are written once, when all groups are done.
 -- Answers: 1 written · 2 it was written before · 3 over the limit · or what is there.
 
@@ -59,7 +59,9 @@ end
 local function any_full(first, last)
   for i = first, last, 3 do
     local counter, most = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
-    if counter == 0 then -- the turn to start jobs of limited queues ends
+    if counter < 0 then -- a set of starts, of which the old ones have just been forgotten
+      if call('ZCARD', KEYS[-counter]) + ARGV[i + 2] > most then return true end
+    elseif counter == 0 then -- the turn to start jobs of limited queues ends
       local now = call('TIME')
       if now[1] * 1000000 + now[2] > most then return true end
     else
@@ -127,7 +129,8 @@ while at <= size do
 end
 for counter, number in pairs(sums) do
   local first = FIRST + 2 * (counter - 1)
-  if number ~= 0 then call('HINCRBY', KEYS[tonumber(ARGV[first])], ARGV[first + 1], number) end
+  local key, field = tonumber(ARGV[first]), ARGV[first + 1]
+  if number ~= 0 and call('HINCRBY', KEYS[key], field, number) == 0 then call('HDEL', KEYS[key], field) end
 end
 if ring then call('PUBLISH', ARGV[1], ARGV[2]) end
 return answers

@@ -112,7 +112,7 @@ class Engine:
     def _foresee(self, step: Step) -> list[Any] | None:
         """Answer a step that changes nothing, from one consistent read and without the lock."""
         answers: list[Any] | None
-        if step.marks or step.job_id is not None:  # these take several statements
+        if step.marks or step.job_id is not None or step.queue is not None:  # these take several statements
             answers = self._run_read_on(self._cursor, partial(flows.foresee, [step]))
         else:
             answers = drive(flows.foresee([step], self._clock()), partial(ask, self._cursor))
@@ -121,7 +121,7 @@ class Engine:
 
     def _hope(self, step: Step) -> Any:
         """Act as if the key were free; the unique index says whether it was. None if it was not."""
-        if step.job_id is not None or step.marks:
+        if step.job_id is not None or step.marks or step.queue is not None:
             return None
         changes = step.act(View(self._clock()))
         if len(changes.inserts) != 1 or changes.inserts[0].blockers is not None:

@@ -7,7 +7,8 @@ await, a caller's own connection in the caller's thread.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import groupby
@@ -17,9 +18,12 @@ import msgspec
 
 from onejob.job import Changes, Job, Trait, View
 from onejob.lifecycle import mature, rank, start
+from onejob.lifecycle import too_late as is_late
+from onejob.limits import Rate
 from onejob.stores.book import Book
 from onejob.stores.contract import Counts, Filter, Lease, Step, Tally
 from onejob.stores.sql.rows import (
+    MICROSECOND,
     STATES,
     Row,
     instant,
@@ -34,6 +38,7 @@ from onejob.stores.sql.rows import (
 
 T = TypeVar("T")
 MATURED_AT_ONCE = 1000
+LOOKED_PAST = 30  # jobs of crowded partitions at the head of a line, before the others are asked for
 FOLDED_AT_ONCE = 1000
 EARLIEST = (-(2**62), "")  # before all times and ids
 
@@ -83,6 +88,14 @@ def load(book: Book, steps: Sequence[Step]) -> Flow[None]:
     yield from load_successors(book, [key for key in keys if key in book.held])
     yield from load_keys(book, [key for key in keys if key not in book.held])
     yield from load_marks(book, [key for key, marks in keys.items() if marks])
+    yield from load_depths(book, steps)
+
+
+def load_depths(book: Book, steps: Sequence[Step]) -> Flow[None]:
+    """Count the jobs that wait in the queues which steps name."""
+    for queue in {step.queue for step in steps if step.queue is not None}:
+        [[depth]] = yield Ask("depth", queue)
+        book.depths[queue] = depth
 
 
 def load_jobs(book: Book, ids: Collection[str]) -> Flow[None]:
@@ -169,19 +182,24 @@ def write(ledger: Ledger) -> Flow[None]:
 def lease(wanted: Lease, now: datetime) -> Flow[list[Job]]:
     """Make due jobs available, then start the best of them."""
     yield from ripen(now)
-    return (yield from start_best(wanted, partial(begin, wanted=wanted, now=now)))
+    return (yield from start_best(wanted, now, partial(begin, wanted=wanted, now=now)))
 
 
 def start_best(
-    wanted: Lease, begin: Callable[[Sequence[Job]], Flow[list[Job]]], before: Sequence[Job] = ()
+    wanted: Lease,
+    now: datetime,
+    begin: Callable[[Sequence[Job]], Flow[list[Job]]],
+    before: Sequence[Job] = (),
 ) -> Flow[list[Job]]:
     """Start the best of what is due, until there is no room or nothing left."""
     started = list(before)
     while len(started) < wanted.total:
-        candidates = yield from due(wanted, started)
+        candidates = yield from due(wanted, started, now)
         if not candidates:
             break
-        started += yield from begin(candidates)
+        begun = yield from begin(candidates)
+        yield from note_starts(begun, wanted, now)
+        started += begun
     return started
 
 
@@ -194,27 +212,67 @@ def ripen(now: datetime) -> Flow[None]:
     yield from write(ledger)
 
 
-def due(wanted: Lease, started: Sequence[Job]) -> Flow[list[Job]]:
+def due(wanted: Lease, started: Sequence[Job], now: datetime) -> Flow[list[Job]]:
     """Read the best available jobs, as many as each queue has room for."""
-    tasks = names(sorted(wanted.tasks))
     found: list[Job] = []
     for queue in wanted.queues:
-        room = yield from room_in(queue, wanted, started)
-        if room > 0:
-            rows = yield Ask("available_in_queue", (wanted.namespace, queue, tasks, room))
-            found.extend(read_job(row) for row in rows)
+        room = yield from room_in(queue, wanted, started, now)
+        if room > 0 and queue in wanted.shares:
+            found += yield from fair_share(queue, room, wanted)
+        elif room > 0:
+            found += yield from first_in_line(queue, room, wanted)
     return best(found, wanted.total - len(started), wanted)
 
 
-def offers(wanted: Lease) -> list[Ask]:
-    """Ask for the best available jobs of queues that nobody limits."""
+def first_in_line(queue: str, room: int, wanted: Lease) -> Flow[list[Job]]:
+    """Read the best available jobs of a queue."""
     tasks = names(sorted(wanted.tasks))
-    rooms = {queue: min(most, wanted.total) for queue, most in wanted.queues.items()}
+    rows = yield Ask("available_in_queue", (wanted.namespace, queue, tasks, room))
+    return [read_job(row) for row in rows]
+
+
+def fair_share(queue: str, room: int, wanted: Lease) -> Flow[list[Job]]:
+    """Read the best available jobs of a queue whose partitions have room.
+
+    Most often they stand at the head of the line; if a crowded partition fills that, the others are asked
+    for one by one, so that nobody has to read through the crowd.
+    """
+    most, ahead = wanted.shares[queue], 2 * room + LOOKED_PAST
+    rows = yield Ask("active_in_shares", (wanted.namespace, queue))
+    taken: dict[str, int] = {name: number for name, number in rows}  # noqa: C416 - a row is a sequence
+    line = yield from first_in_line(queue, ahead, wanted)
+    if len(found := with_room(line, taken, most)[:room]) == room or len(line) < ahead:
+        return found
+    crowded = names(name for name, number in taken.items() if number >= most)
+    surplus = sum(number for number in taken.values() if number < most)
+    given = (wanted.namespace, queue, names(sorted(wanted.tasks)), crowded, most, room + surplus)
+    rows = yield Ask("available_in_shares", given)
+    return with_room([read_job(row) for row in rows], taken, most)[:room]
+
+
+def with_room(line: Iterable[Job], active: Mapping[str, int], most: int) -> list[Job]:
+    """Keep those jobs whose partition has room for them and for those before them."""
+    taken, kept = Counter(active), list[Job]()
+    for job in line:
+        if not job.partition or taken[job.partition] < most:
+            kept.append(job)
+            taken[job.partition or ""] += 1
+    return kept
+
+
+def offers(wanted: Lease) -> list[Ask]:
+    """Ask for the best available jobs of queues, as many as their limits allow."""
     return [
-        Ask("available_in_queue", (wanted.namespace, queue, tasks, room))
-        for queue, room in rooms.items()
-        if room > 0
+        offer(queue, min(room, wanted.total), wanted) for queue, room in wanted.queues.items() if room > 0
     ]
+
+
+def offer(queue: str, room: int, wanted: Lease) -> Ask:
+    """Ask for the best available jobs of one queue."""
+    given = (wanted.namespace, queue, names(sorted(wanted.tasks)), room)
+    if queue in wanted.limits:
+        return Ask("available_in_limit", (*given, wanted.limits[queue]))
+    return Ask("available_in_queue", given)
 
 
 def best(found: list[Job], room: int, wanted: Lease) -> list[Job]:
@@ -222,14 +280,26 @@ def best(found: list[Job], room: int, wanted: Lease) -> list[Job]:
     return found if len(found) <= room and len(wanted.queues) == 1 else heapq.nsmallest(room, found, key=rank)
 
 
-def room_in(queue: str, wanted: Lease, started: Sequence[Job]) -> Flow[int]:
+def room_in(queue: str, wanted: Lease, started: Sequence[Job], now: datetime) -> Flow[int]:
     """Count how many more jobs of a queue may start."""
     taken = sum(job.queue == queue for job in started)
     room = min(wanted.queues[queue] - taken, wanted.total - len(started))
     if queue in wanted.limits and room > 0:
         [[active]] = yield Ask("active_in_queue", (wanted.namespace, queue))
         room = min(room, wanted.limits[queue] - active)
+    if queue in wanted.rates and room > 0:
+        rate = wanted.rates[queue]
+        yield Ask("forget_starts", (wanted.namespace, queue, micros(now - rate.per)))
+        [[begun]] = yield Ask("starts_in_queue", (wanted.namespace, queue))
+        room = min(room, rate.times - begun)
     return room
+
+
+def note_starts(begun: Sequence[Job], wanted: Lease, now: datetime) -> Flow[None]:
+    """Write down when jobs of queues with a rate have started."""
+    for job in begun:
+        if job.queue in wanted.rates:
+            yield Ask("insert_start", (job.namespace, job.queue, micros(job.started_at or now)))
 
 
 def begin(candidates: Sequence[Job], wanted: Lease, now: datetime) -> Flow[list[Job]]:
@@ -255,14 +325,15 @@ def start_in(
         waiting = len(book.nexts)
         leased = book.run(Step(act, job.id), now, record)
         started.extend([leased] if leased is not None else [])
-        if leased is None or len(book.nexts) < waiting:
+        ended = leased is None and not is_late(job, now)
+        if ended or len(book.nexts) < waiting:
             break
     return started
 
 
 def may_let_go(job: Job) -> bool:
     """Tell whether starting this job may free its key or end it."""
-    return needs_mark(job) or bool(job.traits & Trait.RELEASES_AT_START)
+    return needs_mark(job) or bool(job.traits & Trait.RELEASES_AT_START) or job.expires_at is not None
 
 
 # ── reading ───────────────────────────────────────────────────────────────────────────────────────
@@ -315,6 +386,8 @@ def question(wanted: Filter) -> Ask:
         return Ask("find_by_key", (*given, wanted.held, wanted.newest_first, wanted.limit, wanted.offset))
     if wanted.leased_until is not None:
         return Ask("find_expired", (micros(wanted.leased_until), wanted.limit))
+    if wanted.late_by is not None:
+        return Ask("find_late", (micros(wanted.late_by), wanted.limit, wanted.offset))
     if wanted.ended_before is not None:
         return ended(wanted, wanted.ended_before)
     if wanted.returns_by is not None:
@@ -395,15 +468,25 @@ def fold(counters: Sequence[Row]) -> Flow[None]:
     yield Ask("drop_tally", counters, many=True)
 
 
-def next_due(namespace: str) -> Flow[datetime | None]:
-    """Tell when the next timed job is due."""
+def next_due(namespace: str, rates: Mapping[str, Rate] | None, now: datetime) -> Flow[datetime | None]:
+    """Tell when the next timed job is due, or a queue may start one again."""
     [[run_at]] = yield Ask("next_due", (namespace,))
-    return instant(run_at)
+    times = [] if run_at is None else [run_at]
+    for queue, rate in (rates or {}).items():
+        given = (namespace, queue, micros(now - rate.per), rate.times - 1)
+        for [at] in (yield Ask("decisive_start", given)):
+            times.append(at + rate.per // MICROSECOND)
+    return instant(min(times, default=None))
 
 
-def anything_due(namespace: str, now: datetime) -> Flow[bool]:
+def anything_due(wanted: Lease, now: datetime) -> Flow[bool]:
     """Tell whether leasing is worth a write transaction."""
-    [[found]] = yield Ask("anything_due", (namespace, micros(now)))
+    given: tuple[Any, ...] = (wanted.namespace, micros(now))
+    if not wanted.limited:
+        [[found]] = yield Ask("anything_due", given)
+        return bool(found)
+    limits = {queue: wanted.limits.get(queue) for queue, room in wanted.queues.items() if room > 0}
+    [[found]] = yield Ask("anything_startable", (*given, msgspec.json.encode(limits).decode()))
     return bool(found)
 
 

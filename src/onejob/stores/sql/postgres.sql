@@ -233,6 +233,22 @@ SELECT mark.* FROM keys CROSS JOIN LATERAL (
     FROM onejob_marks WHERE onejob_marks.key = keys.key LIMIT 1
 ) AS mark;
 
+-- name: depth
+-- How many jobs wait in a queue, by the indexes that there are.
+SELECT (SELECT count(*) FROM onejob_jobs WHERE state = 'available' AND namespace = $1::text AND queue = $2::text)
+    + (
+        SELECT count(*) FROM onejob_jobs
+        WHERE state IN ('scheduled', 'retryable') AND run_at > -9223372036854775807
+            AND namespace = $1::text AND queue = $2::text
+    ) + (
+        SELECT count(*) FROM onejob_jobs
+        WHERE state = 'pending' AND next_key > '' AND namespace = $1::text AND queue = $2::text
+    ) + (
+        SELECT count(*) FROM onejob_jobs
+        WHERE state = 'pending' AND blockers IS NOT NULL AND id > '' AND next_key IS NULL
+            AND namespace = $1::text AND queue = $2::text
+    );
+
 -- name: next_due
 SELECT min(run_at) FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND namespace = $1::text;
 
@@ -265,6 +281,11 @@ LIMIT $7::bigint OFFSET $8::bigint;
 -- name: find_expired
 SELECT * FROM onejob_jobs WHERE state = 'active' AND lease_until <= $1::bigint
 ORDER BY lease_until LIMIT $2::bigint;
+
+-- name: find_late
+SELECT * FROM onejob_jobs
+WHERE expires_at <= $1::bigint AND state IN ('scheduled', 'available', 'pending', 'retryable')
+ORDER BY expires_at LIMIT $2::bigint OFFSET $3::bigint;
 
 -- name: find_ended
 -- Jobs that ended in a state by a time, beyond a time and an id. Tasks are in the index: others cost no row.
@@ -358,8 +379,69 @@ ORDER BY run_at LIMIT $2::bigint FOR UPDATE SKIP LOCKED;
 -- name: available_in_queue
 SELECT * FROM onejob_jobs
 WHERE state = 'available' AND namespace = $1::text AND queue = $2::text
-    AND task IN (SELECT json_array_elements_text($3::text::json))
+    AND task = ANY (ARRAY(SELECT json_array_elements_text($3::text::json)))
+    AND NOT EXISTS (
+        SELECT 1 FROM onejob_settings WHERE namespace = $1::text AND kind = 'paused' AND name = $2::text
+    )
 ORDER BY priority DESC, run_at, place LIMIT $4::bigint FOR UPDATE OF onejob_jobs SKIP LOCKED;
+
+-- name: anything_startable
+-- Whether any queue has both a job and a place for it, or anything becomes due by time; queues come as an
+-- object of names and limits.
+SELECT EXISTS (
+    SELECT 1 FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND run_at <= $2::bigint
+) OR EXISTS (
+    SELECT 1 FROM json_each_text($3::text::json) AS wanted
+    WHERE (
+        SELECT true FROM onejob_jobs
+        WHERE state = 'available' AND namespace = $1::text AND queue = wanted.key LIMIT 1
+    ) AND (wanted.value IS NULL OR wanted.value::bigint > (
+        SELECT count(*) FROM onejob_jobs
+        WHERE state = 'active' AND namespace = $1::text AND queue = wanted.key
+    ))
+);
+
+-- name: available_in_limit
+-- The same for a queue with a limit, which is locked: no more than there is room for.
+SELECT * FROM onejob_jobs
+WHERE state = 'available' AND namespace = $1::text AND queue = $2::text
+    AND task = ANY (ARRAY(SELECT json_array_elements_text($3::text::json)))
+    AND NOT EXISTS (
+        SELECT 1 FROM onejob_settings WHERE namespace = $1::text AND kind = 'paused' AND name = $2::text
+    )
+ORDER BY priority DESC, run_at, place
+LIMIT (
+    SELECT greatest(0, least($4::bigint, $5::bigint - count(*))) FROM onejob_jobs
+    WHERE state = 'active' AND namespace = $1::text AND queue = $2::text
+)
+FOR UPDATE OF onejob_jobs SKIP LOCKED;
+
+-- name: available_in_shares
+-- The best jobs of every partition that has room: one look per partition, however long the others' lines are.
+WITH RECURSIVE share (name) AS (
+    SELECT min(partition) FROM onejob_jobs
+    WHERE state = 'available' AND namespace = $1::text AND queue = $2::text AND partition IS NOT NULL
+    UNION ALL
+    SELECT (
+        SELECT min(partition) FROM onejob_jobs
+        WHERE state = 'available' AND namespace = $1::text AND queue = $2::text AND partition > share.name
+    ) FROM share WHERE share.name IS NOT NULL
+),
+heads AS (
+    SELECT head.* FROM share CROSS JOIN LATERAL (
+        SELECT id, priority, run_at, place FROM onejob_jobs
+        WHERE state = 'available' AND namespace = $1::text AND queue = $2::text AND partition = share.name
+            AND task = ANY (ARRAY(SELECT json_array_elements_text($3::text::json)))
+        ORDER BY priority DESC, run_at, place
+        LIMIT CASE WHEN share.name = '' THEN $6::bigint ELSE $5::bigint END
+    ) AS head
+    WHERE share.name NOT IN (SELECT json_array_elements_text($4::text::json))
+)
+SELECT job.* FROM (SELECT * FROM heads ORDER BY priority DESC, run_at, place LIMIT $6::bigint) AS head
+CROSS JOIN LATERAL (
+    SELECT * FROM onejob_jobs WHERE id = head.id AND state || '' = 'available' FOR UPDATE SKIP LOCKED
+) AS job
+ORDER BY head.priority DESC, head.run_at, head.place;
 
 -- name: lock_queue
 -- A queue with a limit is counted and filled by one worker at a time.
@@ -367,6 +449,24 @@ SELECT pg_advisory_xact_lock(hashtextextended('onejob queue ' || $1::text || ' '
 
 -- name: active_in_queue
 SELECT count(*) FROM onejob_jobs WHERE state = 'active' AND namespace = $1::text AND queue = $2::text;
+
+-- name: active_in_shares
+SELECT partition, count(*) FROM onejob_jobs
+WHERE state = 'active' AND namespace = $1::text AND queue = $2::text AND partition > '' GROUP BY partition;
+
+-- name: forget_starts
+DELETE FROM onejob_starts WHERE namespace = $1::text AND queue = $2::text AND at <= $3::bigint;
+
+-- name: starts_in_queue
+SELECT count(*) FROM onejob_starts WHERE namespace = $1::text AND queue = $2::text;
+
+-- name: insert_start
+INSERT INTO onejob_starts (namespace, queue, at) VALUES ($1::text, $2::text, $3::bigint);
+
+-- name: decisive_start
+-- The start that must be forgotten before there may be one more.
+SELECT at FROM onejob_starts WHERE namespace = $1::text AND queue = $2::text AND at > $3::bigint
+ORDER BY at DESC LIMIT 1 OFFSET $4::bigint;
 
 -- ── writing ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from onejob.errors import ForeignConnection, StoreError
 from onejob.forks import generation
 from onejob.job import Job, View
+from onejob.limits import Rate
 from onejob.stores.bell import Bell
 from onejob.stores.contract import Counts, Filter, Finding, Guarantees, Lease, Schema, Step, Tally, utcnow
 from onejob.stores.lane import Closed
@@ -141,7 +142,7 @@ class SQLiteStore:
 
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs; look first, so that an idle worker takes no lock."""
-        if not await self._read(partial(flows.anything_due, wanted.namespace)):
+        if not wanted.expects and not await self._read(partial(flows.anything_due, wanted)):
             return []
         leased: list[Job] = await self._submit(partial(flows.lease, wanted))
         return leased
@@ -201,9 +202,9 @@ class SQLiteStore:
             folded += len(gone)
         return folded
 
-    async def next_due(self, namespace: str) -> datetime | None:
-        """Tell when the next timed job is due."""
-        due: datetime | None = await self._read(lambda _: flows.next_due(namespace))
+    async def next_due(self, namespace: str, rates: Mapping[str, Rate] | None = None) -> datetime | None:
+        """Tell when the next timed job is due, or a queue may start one again."""
+        due: datetime | None = await self._read(partial(flows.next_due, namespace, rates))
         return due
 
     async def _read(self, plan: Plan) -> Any:

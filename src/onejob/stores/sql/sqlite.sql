@@ -100,6 +100,18 @@ DELETE FROM onejob_marks WHERE key = ?;
 SELECT EXISTS (SELECT 1 FROM onejob_jobs WHERE state = 'available' AND namespace = ?1)
     OR EXISTS (SELECT 1 FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND run_at <= ?2);
 
+-- name: anything_startable
+-- The same where queues have limits, given as an object of names and limits: one that is full has nothing due.
+SELECT EXISTS (SELECT 1 FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND run_at <= ?2)
+    OR EXISTS (
+        SELECT 1 FROM json_each(?3) AS wanted
+        WHERE EXISTS (
+            SELECT 1 FROM onejob_jobs WHERE state = 'available' AND namespace = ?1 AND queue = wanted.key
+        ) AND (wanted.value IS NULL OR wanted.value > (
+            SELECT count(*) FROM onejob_jobs WHERE state = 'active' AND namespace = ?1 AND queue = wanted.key
+        ))
+    );
+
 -- name: timed_due
 SELECT * FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND run_at <= ? ORDER BY run_at LIMIT ?;
 
@@ -107,10 +119,71 @@ SELECT * FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND run_at <
 SELECT * FROM onejob_jobs
 WHERE state = 'available' AND namespace = ?1 AND queue = ?2
     AND task IN (SELECT value FROM json_each(?3))
+    AND NOT EXISTS (SELECT 1 FROM onejob_settings WHERE namespace = ?1 AND kind = 'paused' AND name = ?2)
 ORDER BY priority DESC, run_at, place LIMIT ?4;
+
+-- name: available_in_shares
+-- The best jobs of every partition that has room: one look per partition, however long the others' lines are.
+WITH RECURSIVE share (name) AS (
+    SELECT min(partition) FROM onejob_jobs
+    WHERE state = 'available' AND namespace = ?1 AND queue = ?2 AND partition IS NOT NULL
+    UNION ALL
+    SELECT (
+        SELECT min(partition) FROM onejob_jobs
+        WHERE state = 'available' AND namespace = ?1 AND queue = ?2 AND partition > share.name
+    ) FROM share WHERE share.name IS NOT NULL
+)
+SELECT job.* FROM share CROSS JOIN onejob_jobs AS job ON job.id IN (
+    SELECT id FROM onejob_jobs
+    WHERE state = 'available' AND namespace = ?1 AND queue = ?2 AND partition = share.name
+        AND task IN (SELECT value FROM json_each(?3))
+    ORDER BY priority DESC, run_at, place LIMIT ?5
+)
+WHERE share.name <> '' AND share.name NOT IN (SELECT value FROM json_each(?4))
+UNION ALL
+SELECT * FROM (
+    SELECT * FROM onejob_jobs
+    WHERE state = 'available' AND namespace = ?1 AND queue = ?2 AND partition = ''
+        AND task IN (SELECT value FROM json_each(?3))
+    ORDER BY priority DESC, run_at, place LIMIT ?6
+)
+ORDER BY 6 DESC, 7, 8 LIMIT ?6;
 
 -- name: active_in_queue
 SELECT count(*) FROM onejob_jobs WHERE state = 'active' AND namespace = ? AND queue = ?;
+
+-- name: active_in_shares
+SELECT partition, count(*) FROM onejob_jobs
+WHERE state = 'active' AND namespace = ? AND queue = ? AND partition > '' GROUP BY partition;
+
+-- name: forget_starts
+DELETE FROM onejob_starts WHERE namespace = ? AND queue = ? AND at <= ?;
+
+-- name: starts_in_queue
+SELECT count(*) FROM onejob_starts WHERE namespace = ? AND queue = ?;
+
+-- name: insert_start
+INSERT INTO onejob_starts (namespace, queue, at) VALUES (?, ?, ?);
+
+-- name: decisive_start
+-- The start that must be forgotten before there may be one more.
+SELECT at FROM onejob_starts WHERE namespace = ? AND queue = ? AND at > ? ORDER BY at DESC LIMIT 1 OFFSET ?;
+
+-- name: depth
+-- How many jobs wait in a queue, by the indexes that there are.
+SELECT (SELECT count(*) FROM onejob_jobs WHERE state = 'available' AND namespace = ?1 AND queue = ?2)
+    + (
+        SELECT count(*) FROM onejob_jobs
+        WHERE state IN ('scheduled', 'retryable') AND run_at > -9223372036854775807
+            AND namespace = ?1 AND queue = ?2
+    ) + (
+        SELECT count(*) FROM onejob_jobs
+        WHERE state = 'pending' AND next_key IS NOT NULL AND namespace = ?1 AND queue = ?2
+    ) + (
+        SELECT count(*) FROM onejob_jobs
+        WHERE state = 'pending' AND blockers IS NOT NULL AND id > '' AND next_key IS NULL
+            AND namespace = ?1 AND queue = ?2
+    );
 
 -- name: next_due
 SELECT min(run_at) FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND namespace = ?;
@@ -142,6 +215,11 @@ LIMIT ?7 OFFSET ?8;
 
 -- name: find_expired
 SELECT * FROM onejob_jobs WHERE state = 'active' AND lease_until <= ? ORDER BY lease_until LIMIT ?;
+
+-- name: find_late
+SELECT * FROM onejob_jobs
+WHERE expires_at <= ?1 AND state IN ('scheduled', 'available', 'pending', 'retryable')
+ORDER BY expires_at LIMIT ?2 OFFSET ?3;
 
 -- name: find_ended
 -- Jobs that ended in a state by a time, beyond a time and an id. Tasks are in the index: others cost no row.

@@ -164,7 +164,7 @@ def hopeful(steps: Sequence[Step], now: datetime) -> Iterator[tuple[int, Changes
 
 def needs_locks(step: Step, keys: Collection[bytes | None]) -> bool:
     """Tell whether a step reads more than one statement shows, or comes after one that must wait."""
-    return step.job_id is not None or step.marks or step.key in keys
+    return step.job_id is not None or step.marks or step.key in keys or step.queue is not None
 
 
 def take_in(book: Book, standing: Iterable[str | None]) -> bool:
@@ -222,6 +222,8 @@ def load(
     keys = {book.jobs[job_id].key for job_id in named if job_id in book.jobs}
     keys |= {step.key for step in steps if not step.alone}
     yield from load_keys(book, shared, named, {key for key in keys if key is not None})
+    if any(step.queue is not None for step in steps):
+        yield from one_by_one(flows.load_depths(book, steps))
 
 
 def load_jobs(book: Book, lock: str, ids: Collection[str]) -> Talk[None]:
@@ -362,15 +364,15 @@ def lease(wanted: Lease, now: Now) -> Talk[Settled]:
     """Make due jobs available, then start the best that nobody else is about to start."""
     timed_due = Ask("timed_due", (micros(now()), MATURED_AT_ONCE))
     start = partial(begin, wanted=wanted, now=now)
-    if limited := sorted(queue for queue in wanted.queues if queue in wanted.limits):
-        *_, timed = yield [*(Ask("lock_queue", (wanted.namespace, queue)) for queue in limited), timed_due]
-        candidates = []
-    else:  # as is usual, nothing becomes due by time, and no queue must be counted: all in one batch
-        timed, *found = yield [timed_due, *flows.offers(wanted)]
-        candidates = flows.best([read_job(row) for rows in found for row in rows], wanted.total, wanted)
-    if timed or limited:
+    locks = [Ask("lock_queue", (wanted.namespace, queue)) for queue in wanted.limited]
+    counted = bool(wanted.shares or wanted.rates)
+    # As is usual, nothing becomes due by time, and only active jobs must be counted: all in one batch.
+    answers = yield [*locks, timed_due, *([] if counted else flows.offers(wanted))]
+    timed, *found = answers[len(locks) :]
+    candidates = flows.best([read_job(row) for rows in found for row in rows], wanted.total, wanted)
+    if timed or counted:
         yield from ripen([read_job(row) for row in timed], now())
-        return Settled([(yield from one_by_one(flows.start_best(wanted, start)))], [])
+        return Settled([(yield from one_by_one(flows.start_best(wanted, now(), start)))], [])
     return (yield from start_all(candidates, wanted, now)) if candidates else Settled([[]], [])
 
 
@@ -383,7 +385,7 @@ def start_all(candidates: Sequence[Job], wanted: Lease, now: Now) -> Talk[Settle
         return Settled([started], draft.asks())
     yield from written(draft)
     start = partial(begin, wanted=wanted, now=now)
-    return Settled([(yield from one_by_one(flows.start_best(wanted, start, started)))], [])
+    return Settled([(yield from one_by_one(flows.start_best(wanted, now(), start, started)))], [])
 
 
 def ripen(jobs: Sequence[Job], now: datetime) -> Talk[None]:

@@ -36,6 +36,7 @@ WRITERS: Mapping[str, Write] = {
     "retry": write_retry,
     "reason": legible,
     "worker": legible,
+    "partition": legible,
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from functools import partial
@@ -14,6 +14,7 @@ from psycopg import AsyncConnection, Connection
 
 from onejob.forks import generation
 from onejob.job import Job, View
+from onejob.limits import Rate
 from onejob.stores.bell import Bell
 from onejob.stores.contract import (
     Counts,
@@ -37,6 +38,7 @@ from onejob.stores.sql.postgres.hints import Herald, Listener
 from onejob.stores.sql.postgres.schema import script_after
 
 T = TypeVar("T")
+SETTLING = 0.05  # seconds for which a lease waits for results that make room
 POLL = 0.5  # seconds between two looks while nobody can tell us of changes
 
 
@@ -66,6 +68,7 @@ class PostgresStore:
         self._engine: Engine | None = None
         self._herald: Herald | None = None
         self._listener: Listener | None = None
+        self._settling: set[asyncio.Future[Any]] = set()
 
     def __repr__(self) -> str:
         """Name the store without its password."""
@@ -77,7 +80,10 @@ class PostgresStore:
         """Run steps in statements that they share with whoever else is waiting."""
         if not steps:
             return []
-        answers: list[Any] = await self._await(lambda engine: engine.apply(steps))
+        applying = asyncio.ensure_future(self._await(lambda engine: engine.apply(steps)))
+        self._settling.add(applying)
+        applying.add_done_callback(self._settling.discard)
+        answers: list[Any] = await applying
         if LATER in answers:
             answers = await self._in_thread(partial(wait_for_the_rest, steps, answers))
         return answers
@@ -129,7 +135,11 @@ class PostgresStore:
         return joined.House(engine.place, engine.installation, self._timeout)
 
     async def lease(self, wanted: Lease) -> list[Job]:
-        """Start due jobs that nobody else is about to start."""
+        """Start due jobs that nobody else is about to start; lock no queue that looks full."""
+        if wanted.expects and wanted.limited and self._settling:
+            await asyncio.wait(list(self._settling), timeout=SETTLING)
+        elif wanted.limited and not await self._read(lambda e: common.anything_due(wanted, e.now())):
+            return []
         leased: list[Job] = await self._in_thread(
             lambda engine: engine.transact(lambda: flows.lease(wanted, engine.now))
         )
@@ -182,9 +192,9 @@ class PostgresStore:
             folded += gone
         return folded
 
-    async def next_due(self, namespace: str) -> datetime | None:
-        """Tell when the next timed job is due."""
-        return await self._read(lambda _: common.next_due(namespace))
+    async def next_due(self, namespace: str, rates: Mapping[str, Rate] | None = None) -> datetime | None:
+        """Tell when the next timed job is due, or a queue may start one again."""
+        return await self._read(lambda engine: common.next_due(namespace, rates, engine.now()))
 
     async def _read(self, flow: Callable[[Engine], Flow[T]]) -> T:
         return await self._in_thread(lambda engine: engine.talk(lambda: one_by_one(flow(engine))))

@@ -52,3 +52,17 @@ CREATE TABLE onejob_settings (
     value BYTEA NOT NULL,
     PRIMARY KEY (namespace, kind, name)
 );
+
+-- Jobs that must start by a time, and the line of each partition.
+CREATE INDEX onejob_expiring ON onejob_jobs (expires_at)
+    WHERE expires_at IS NOT NULL AND state IN ('scheduled', 'available', 'pending', 'retryable');
+CREATE INDEX onejob_shares ON onejob_jobs (namespace, queue, partition, priority DESC, run_at, place)
+    WHERE state = 'available' AND partition IS NOT NULL;
+
+-- When jobs of queues with a rate have started.
+CREATE TABLE onejob_starts (
+    namespace TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    at BIGINT NOT NULL
+);
+CREATE INDEX onejob_started ON onejob_starts (namespace, queue, at);
