@@ -548,7 +548,8 @@ class App:
 
     async def waiting_for(self, chain_id: str, *, limit: int = 100) -> list[Job]:
         """List the jobs that wait for a chain."""
-        return await self.store.find(Filter(awaits=[chain_id], limit=limit))
+        found = await self.store.find(Filter(awaits=[chain_id], limit=limit))
+        return [job for job in found if job.state is State.PENDING]
 
     async def _on_job(self, job_id: str, act: Callable[[View], Any], verb: str) -> Any:
         answer: Any

@@ -76,7 +76,7 @@ class Filter:
     returns_by: datetime | None = None  # a task's dead letters that are to come back by then; earliest first
     late_by: datetime | None = None  # not started, and too late to start by then
     stranded: bool = False  # pending behind a predecessor that is gone
-    awaits: Collection[str] = ()  # pending until one of these chains has ended, among others
+    awaits: Collection[str] = ()  # not ended, and one of its blockers is one of these chains
     blocked: bool = False  # pending until some chains have ended
     limit: int = 100
     offset: int = 0

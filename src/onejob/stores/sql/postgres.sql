@@ -325,7 +325,7 @@ SELECT found.* FROM (
     CROSS JOIN LATERAL (SELECT job_id FROM onejob_waits WHERE chain_id = named.value) AS waiting
 ) AS waiting
 CROSS JOIN LATERAL (
-    SELECT * FROM onejob_jobs WHERE id = waiting.job_id AND state || '' = 'pending' LIMIT 1
+    SELECT * FROM onejob_jobs WHERE id = waiting.job_id AND finished_at IS NULL LIMIT 1
 ) AS found
 ORDER BY CASE WHEN $2::boolean THEN id END DESC, CASE WHEN NOT $2::boolean THEN id END
 LIMIT $3::bigint OFFSET $4::bigint;

@@ -251,7 +251,7 @@ LIMIT ?;
 
 -- name: find_awaiting
 SELECT * FROM onejob_jobs
-WHERE state = 'pending' AND id IN (
+WHERE finished_at IS NULL AND id IN (
     SELECT job_id FROM json_each(?1) CROSS JOIN onejob_waits ON chain_id = value
 )
 ORDER BY CASE WHEN ?2 THEN id END DESC, CASE WHEN NOT ?2 THEN id END
