@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 
+from onejob.codec import open_result, show
 from onejob.context import running
 from onejob.decide import DEDUPLICATED, Outcome, Refusal, Verdict
-from onejob.errors import JobCancelled, JobFailed, NotCovered, ResultError, ResultGone, WouldDeadlock
+from onejob.errors import (
+    JobCancelled,
+    JobFailed,
+    NotCovered,
+    ResultError,
+    ResultGone,
+    Unsealable,
+    WouldDeadlock,
+)
 from onejob.job import EXPIRED, Job, State
 from onejob.payload import convert
 from onejob.schedule import Duration, duration
@@ -110,7 +120,7 @@ class Admission(Generic[R]):
         async with asyncio.timeout(seconds(timeout)):
             async for job in follow(self._app, self.job.id):
                 if job.is_terminal:
-                    return cast("R", result_of(job, self._returns))
+                    return cast("R", result_of(self._app, job, self._returns))
         raise ResultGone(f"Job {self.job.id} has been removed, and its result with it.")
 
     async def covered(self, timeout: Duration | None = None) -> None:
@@ -188,7 +198,7 @@ async def admitted_after(app: App, job: Job) -> Job | None:
     return None
 
 
-def result_of(job: Job, returns: Any) -> Any:
+def result_of(app: App, job: Job, returns: Any) -> Any:
     """Return what a finished job returned, or raise what became of it."""
     if job.is_tombstone:
         raise ResultGone(f"Job {job.id} has been pruned, and its result with it.")
@@ -196,10 +206,13 @@ def result_of(job: Job, returns: Any) -> Any:
         raise JobFailed(f"Job {job.id} expired: it had to start by {job.expires_at} and did not.")
     if job.state is State.DISCARDED:
         last = job.failures[-1] if job.failures else {"type": "Error", "message": "unknown"}
+        with suppress(Unsealable):
+            last = show(app.safe, last, f"The error of job {job.id}")
         raise JobFailed(f"Job {job.id} failed for good: {last['type']}: {last['message']}")
     if job.state is State.CANCELLED:
         raise JobCancelled(f"Job {job.id} was cancelled: {job.reason}.")
-    value = None if job.result is None else msgspec.json.decode(job.result)
+    result = open_result(app.safe, job)
+    value = None if result is None else msgspec.json.decode(result)
     try:
         return None if value is None else convert(value, returns)
     except msgspec.ValidationError as error:

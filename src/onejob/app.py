@@ -18,6 +18,7 @@ import msgspec
 from onejob import dependants, letters, lifecycle, retention
 from onejob.admission import Admission
 from onejob.chains import Chain
+from onejob.codec import Codec, Safe, reveal
 from onejob.context import Finished, finished
 from onejob.decide import DEDUPLICATED, Outcome, Request, Verdict, come_back, decide, merged, replay
 from onejob.dependants import chains_named, is_awaited, is_quiet
@@ -115,6 +116,7 @@ class App:
         *,
         namespace: str = "",
         secret: str | bytes | None = None,
+        codec: Codec | None = None,
         retry: Retry | None = None,
         max_args: int = 1024 * 1024,
         admission_timeout: Duration = 5,
@@ -125,6 +127,7 @@ class App:
         self.place: str | None = None  # module:attribute, if the command line has found it there
         self.namespace = namespace
         self.secret = _secret(secret)
+        self.safe = Safe.of(codec, self.secret)
         self.retry = retry or Retry()
         self.max_args = max_args
         self.retention = {**DEFAULT, **ages(retention or {})}
@@ -446,6 +449,10 @@ class App:
         if job is None:
             raise UnknownJob(f"No job has the id {job_id!r}: it never existed, or it has been pruned.")
         return job
+
+    def reveal(self, job: Job) -> Job:
+        """Return a job with its arguments, result, errors and progress in clear, if they are sealed."""
+        return reveal(self.safe, job)
 
     async def jobs(
         self,

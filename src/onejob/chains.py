@@ -82,7 +82,7 @@ class Chain(Generic[R]):
         async with asyncio.timeout(seconds(timeout)):
             tail = await self._ended()
         task = self._app.tasks.get(tail.task)
-        return cast("R", result_of(tail, task.signature.returns if task else Any))
+        return cast("R", result_of(self._app, tail, task.signature.returns if task else Any))
 
     async def _ended(self) -> Job:
         chain_id = self.id

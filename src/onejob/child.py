@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_type_hints
 
 import msgspec
 
+from onejob.codec import open_args
 from onejob.context import Context, enter, finished
 from onejob.errors import InvalidPolicy, StoreUnavailable
 from onejob.job import Job, Retry
@@ -296,7 +297,7 @@ def attempt(task: Task[..., Any], run: Context) -> Result:
     """Carry one job to a result, here and now."""
     enter(run)
     try:
-        args, kwargs = task.signature.restore(run.job.arguments)
+        args, kwargs = task.signature.restore(open_args(task.app.safe, run.job).arguments)
         return ended(run, task.function(*args, **kwargs))
     except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is a result
         return raised(task, error)

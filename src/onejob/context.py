@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
+from onejob.codec import hide
 from onejob.continuing import chosen_next
 from onejob.errors import CompletionError, ContinuationError, InvalidCall, NoCurrentJob
 from onejob.job import Job
@@ -28,9 +29,10 @@ _running: ContextVar[Context | None] = ContextVar("onejob_running", default=None
 class Finished:
     """A chain that this job has waited for."""
 
-    __slots__ = ("_returns", "job")
+    __slots__ = ("_app", "_returns", "job")
 
-    def __init__(self, job: Job, returns: Any) -> None:
+    def __init__(self, app: App, job: Job, returns: Any) -> None:
+        self._app = app
         self.job = job
         self._returns = returns
 
@@ -39,7 +41,7 @@ class Finished:
         """What its last job returned; raises JobFailed or JobCancelled if it did not complete."""
         from onejob.admission import result_of
 
-        return result_of(self.job, self._returns)
+        return result_of(self._app, self.job, self._returns)
 
     def __repr__(self) -> str:
         """Name the chain and how it ended."""
@@ -49,7 +51,7 @@ class Finished:
 def finished(app: App, tails: Sequence[Job]) -> tuple[Finished, ...]:
     """Show chains by their last jobs, with the types that their tasks return."""
     return tuple(
-        Finished(tail, task.signature.returns if (task := app.tasks.get(tail.task)) else Any)
+        Finished(app, tail, task.signature.returns if (task := app.tasks.get(tail.task)) else Any)
         for tail in tails
     )
 
@@ -87,7 +89,10 @@ class Context:
 
     def progress(self, fraction: float, message: str = "") -> None:
         """Tell how far the run is, from 0 to 1; stored within a second."""
-        self.told = msgspec.json.encode({"fraction": min(max(float(fraction), 0.0), 1.0), "message": message})
+        told: dict[str, Any] = {"fraction": min(max(float(fraction), 0.0), 1.0), "message": message}
+        if message and self.app.safe is not None:
+            told = hide(self.app.safe, told, "message")
+        self.told = msgspec.json.encode(told)
 
     def continue_with(self, call: Call[Any]) -> None:
         """Let a call be the next job of this chain; it is made when, and only if, this run completes."""

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from onejob.codec import Safe, opened, pack
 from onejob.decide import Request, make
 from onejob.errors import InvalidCall
 from onejob.ids import new_id
-from onejob.job import Job, Retry, alter, fingerprint
+from onejob.job import Job, Retry, alter
 from onejob.lifecycle import Completed
 from onejob.payload import encode
 
@@ -43,8 +44,8 @@ def completed(context: Context, value: object) -> Completed:
     app, job = context.app, context.job
     result = encode(value, f"The result of {job.task}", app.max_args)
     if context.continuation is None and job.following is not None:
-        context.continuation = written_next(job, result, app.store.now())
-    return Completed(result, context.continuation)
+        context.continuation = written_next(job, result, app.store.now(), app.safe)
+    return Completed(result if app.safe is None else app.safe.seal(result), context.continuation)
 
 
 def chosen_next(job: Job, call: Call[Any], now: datetime) -> Job:
@@ -52,13 +53,13 @@ def chosen_next(job: Job, call: Call[Any], now: datetime) -> Job:
     return alter(make(placed(call.request(), job), now), following=job.following)
 
 
-def written_next(job: Job, result: bytes | None, now: datetime) -> Job | None:
+def written_next(job: Job, result: bytes | None, now: datetime, safe: Safe | None = None) -> Job | None:
     """Make the job that was written down to come next, with the result before it."""
     if job.following is None:
         return None
     first, *others = _later(job.following)
     following = msgspec.json.encode(others) if others else None
-    return alter(make(placed(requested(first, job, result), job), now), following=following)
+    return alter(make(placed(requested(first, job, result, safe), job), now), following=following)
 
 
 def placed(request: Request, job: Job) -> Request:
@@ -69,13 +70,14 @@ def placed(request: Request, job: Job) -> Request:
     )
 
 
-def requested(later: Later, job: Job, result: bytes | None) -> Request:
+def requested(later: Later, job: Job, result: bytes | None, safe: Safe | None) -> Request:
     """Make the request of a call that was written down, with the result before it."""
-    args = bytes(later.args)
+    clear = opened(safe, bytes(later.args), f"The arguments of {later.task}, after job {job.id},")
     if later.takes is not None:
-        given = _value(later.args) | {later.takes: msgspec.Raw(result or b"null")}
-        args = msgspec.json.encode(given, order="sorted")
+        given = _value(clear) | {later.takes: msgspec.Raw(result or b"null")}
+        clear = msgspec.json.encode(given, order="sorted")
     meta = bytes(later.meta)
+    args, payload_digest = pack(safe, clear, meta)
     return Request(
         id="",
         place=0,
@@ -84,7 +86,7 @@ def requested(later: Later, job: Job, result: bytes | None) -> Request:
         queue=later.queue,
         args=args,
         meta=meta,
-        payload_digest=fingerprint(args, meta),
+        payload_digest=payload_digest,
         priority=later.priority,
         retry=Retry(*later.retry),
         timeout=later.timeout,
@@ -107,7 +109,7 @@ def written(call: Call[Any]) -> Later:
         astuple(template.retry),
         template.timeout,
         None if template.delay is None else template.delay.total_seconds(),
-        msgspec.Raw(args),
+        msgspec.Raw(args if task.app.safe is None else task.app.safe.seal(args)),
         msgspec.Raw(template.meta),
         takes,
     )

@@ -318,9 +318,10 @@ def refuse_stale(request: Request, view: View) -> Changes:
 def refresh(request: Request, policy: Unique, view: View, standing: Job) -> Changes:
     """Overwrite the waiting job's payload in place: same id, same place, a new attempt budget."""
     newer = merged(standing, make(request, view.now), policy)
+    same = newer.payload_digest == standing.payload_digest  # though what is sealed never looks the same
     updated = alter(
         standing,
-        args=newer.args,
+        args=standing.args if same else newer.args,
         meta=newer.meta,
         payload_digest=newer.payload_digest,
         version=standing.version if newer.version is None else newer.version,

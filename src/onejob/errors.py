@@ -24,6 +24,7 @@ OnejobError
 │   ├── ForeignConnection    connection= belongs to another database
 │   ├── NoTransactions       the store has no transactions that your writes could be part of
 │   └── WeakStore            the task demands a strength that the store does not declare
+├── Unsealable               no key of the app's codec opens what the store has
 ├── UnknownJob
 ├── ResultError
 │   ├── JobFailed
@@ -160,6 +161,10 @@ class NoTransactions(StoreError):
 
 class WeakStore(StoreError):
     """The task demands more than the store guarantees."""
+
+
+class Unsealable(OnejobError):
+    """What the store has is sealed, and the app cannot open it."""
 
 
 class UnknownJob(OnejobError, LookupError):

@@ -38,6 +38,9 @@ UNSTARTED = INCOMPLETE - {State.ACTIVE}  # no run is under way
 EXPIRED = "expired"  # the reason of a discarded job that did not start in time
 SUPERSEDED = "superseded"  # the reason of a cancelled job whose work a newer one took over
 
+SEALED_FIELD = "onejob:sealed"
+SEALED = b'{"onejob:sealed":"'  # begins a payload that only the app's codec can read
+
 
 class Trait:
     """What a job's policy asks of its later life, compiled at admission into bits."""
@@ -143,7 +146,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     run_at: datetime
     place: int
     created_at: datetime
-    args: bytes  # JSON; empty in a tombstone
+    args: bytes  # JSON, perhaps sealed; empty in a tombstone
     meta: bytes  # JSON
     payload_digest: bytes
     retry: Retry
@@ -189,6 +192,11 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     def arguments(self) -> dict[str, Any]:
         """The call's arguments as plain JSON values; empty in a tombstone."""
         return _decode_object(self.args) if self.args else {}
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether only the app's codec can read the arguments: see `App.reveal`."""
+        return self.args.startswith(SEALED)
 
     @property
     def metadata(self) -> dict[str, Any]:

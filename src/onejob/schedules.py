@@ -14,11 +14,11 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from onejob import cron, key, tick
+from onejob.codec import opened
 from onejob.decide import Request
 from onejob.errors import InvalidSchedule, UnknownSchedule
 from onejob.fluent import Fluent, policy_of
 from onejob.ids import new_id
-from onejob.job import fingerprint
 from onejob.payload import encode
 from onejob.policy import Unique
 from onejob.schedule import Duration
@@ -227,7 +227,8 @@ class Schedules:
         if policy is not None:
             self._app.check_strength(call.task.name, policy)
         bound = encode(call.task.signature.bind(call.args, call.kwargs), "The arguments", self._app.max_args)
-        arguments = msgspec.json.decode(bound)
+        safe = self._app.safe
+        arguments = msgspec.json.decode(bound if safe is None else safe.seal(bound))
         schedule = Schedule(name, call.task.name, cron.read(line).text, timezone, arguments, policy, missed)
         if schedule.zone.key != "UTC" and isinstance(schedule.parsed, cron.Every):
             raise InvalidSchedule(f"{schedule.line} counts from 1970 in UTC: leave timezone= out.")
@@ -240,12 +241,12 @@ class Schedules:
 
     def request(self, schedule: Schedule, at: datetime) -> Request:
         """Make the request of a tick: keyed by the schedule, and told in its metadata which tick it is."""
-        task = self._app.task_named(schedule.task).options(unique=False)
-        args, kwargs = task.signature.restore(dict(schedule.arguments))
+        meta = {"cron": schedule.name}
+        task = self._app.task_named(schedule.task).options(unique=False, meta=meta)
+        args, kwargs = task.signature.restore(self._arguments(schedule))
         request = task.request(tuple(args), kwargs)
         wanted = self.key(schedule.name)
         job_id, place = new_id(wanted)
-        meta = {"cron": schedule.name}
         return msgspec.structs.replace(
             request,
             id=job_id,
@@ -254,10 +255,14 @@ class Schedules:
             policy=schedule.overlap,
             run_at=at,
             meta=msgspec.json.encode(meta | {"tick": at.isoformat()}),
-            payload_digest=fingerprint(request.args, msgspec.json.encode(meta)),
             parent_id=None,
             running_chain=None,
         )
+
+    def _arguments(self, schedule: Schedule) -> dict[str, Any]:
+        stored = msgspec.json.encode(schedule.arguments)
+        clear = opened(self._app.safe, stored, f"The arguments of schedule {schedule.name}")
+        return msgspec.json.decode(clear, type=dict[str, Any])
 
 
 def counter(name: str) -> str:

@@ -14,12 +14,13 @@ import msgspec
 from onejob import key
 from onejob.admission import Admission
 from onejob.blockers import awaited, named
+from onejob.codec import open_args, pack
 from onejob.context import running
 from onejob.decide import Request
 from onejob.errors import InvalidCall, InvalidPolicy, MissingKeyField, UnknownQueue
 from onejob.fluent import Fluent, policy_of
 from onejob.ids import new_id
-from onejob.job import EPOCH, Job, Replay, Retry, State, Trait, alter, fingerprint
+from onejob.job import EPOCH, Job, Replay, Retry, State, Trait, alter
 from onejob.payload import Signature, encode
 from onejob.policy import Unique
 from onejob.retention import ages
@@ -301,7 +302,8 @@ class Task(Generic[P, R]):
         template = self.template
         policy = template.policy
         bound = self.signature.bind(args, kwargs)
-        payload = encode(bound, "The arguments", self.app.max_args)
+        clear = encode(bound, "The arguments", self.app.max_args)
+        payload, payload_digest = pack(self.app.safe, clear, template.meta)
         hashed = None if policy is None else self.key_of(bound, policy)
         job_id, place = new_id(hashed)
         context = running()
@@ -310,7 +312,7 @@ class Task(Generic[P, R]):
             id=job_id,
             place=place,
             args=payload,
-            payload_digest=fingerprint(payload, template.meta),
+            payload_digest=payload_digest,
             key=hashed,
             policy=None if hashed is None else policy,  # a key function may say: not unique this time
             version=version_of(bound, policy),
@@ -379,7 +381,8 @@ class Task(Generic[P, R]):
             [value] = key.pick(bound, [self.partition]).values()
         if value is None:
             return self._no_partition
-        return value if isinstance(value, str) else key.canonical(value).decode()
+        name = value if isinstance(value, str) else key.canonical(value).decode()
+        return name if self.app.safe is None else self.app.safe.name(name)
 
     @cached_property
     def _no_partition(self) -> str | None:
@@ -404,14 +407,17 @@ class Task(Generic[P, R]):
         if unknown := sorted(changes.keys() - set(names)):
             known = ", ".join(names) or "none"
             raise InvalidCall(f"{self.name} has no argument {unknown[0]!r} (it has: {known}).")
-        args = encode({**job.arguments, **changes}, "The arguments", self.app.max_args)
-        letter = alter(job, args=args, payload_digest=fingerprint(args, job.meta))
+        before = open_args(self.app.safe, job)
+        after = alter(
+            before, args=encode({**before.arguments, **changes}, "The arguments", self.app.max_args)
+        )
         try:
-            self._called_with(letter)
+            self._called_with(after)
         except (TypeError, ValueError) as error:
             raise InvalidCall(f"The edited arguments do not fit {self.name}: {error}.") from None
-        self._refuse_other_work(job, letter)
-        return letter
+        self._refuse_other_work(before, after)
+        args, payload_digest = pack(self.app.safe, after.args, job.meta)
+        return alter(job, args=args, payload_digest=payload_digest)
 
     def _called_with(self, job: Job) -> dict[str, Any]:
         """Name what a job's function is called with, in the types that it declares."""
@@ -598,6 +604,11 @@ def check(policy: Unique | None, task: Task[..., Any]) -> None:
             raise InvalidPolicy(f"{task.name}: merge={{{name!r}: …}} is not an argument (it has: {known}).")
     if callable(policy.key):
         check_function(policy.key, task, known, "key")
+    if policy.merge is not None and task.app.safe is not None:
+        raise InvalidPolicy(
+            f"{task.name}: merge= reads payloads inside the store's step, but this app's codec seals them "
+            "before: leave merge= out, or give the task to an app without codec=."
+        )
     task.app.check_strength(task.name, policy)
 
 

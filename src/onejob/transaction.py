@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from onejob import lifecycle
+from onejob.codec import opened
 from onejob.continuing import completed
 from onejob.errors import CompletionError, LeaseLost, NotCommitted, Superseded
 from onejob.job import Changes, Job, State
@@ -39,7 +40,8 @@ def ended(context: Context, value: object) -> Completed:
         raise NotCommitted
     if context.completion is None or context.settled is None:
         return completed(context, value)
-    if value is not None and encode(value, "The result", context.app.max_args) != context.completion.value:
+    told = opened(context.app.safe, context.completion.value or b"null", "The result")
+    if value is not None and encode(value, "The result", context.app.max_args) != told:
         context.app.log.warning(
             "job %s (%s) returned a value that is dropped, for its transaction had completed it: "
             "tell it inside, by current().returns(value)",

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from onejob import lifecycle
+from onejob.codec import Safe, hide, open_args
 from onejob.context import Context, enter
 from onejob.errors import (
     AdmissionBusy,
@@ -28,6 +29,7 @@ from onejob.errors import (
     StoreError,
     Superseded,
     UnknownQueue,
+    Unsealable,
 )
 from onejob.job import Job, State, Trait
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
@@ -364,7 +366,7 @@ class Worker:
             run.process = None
 
     async def _call(self, task: Task[..., Any], run: Run) -> Any:
-        args, kwargs = task.signature.restore(run.job.arguments)
+        args, kwargs = task.signature.restore(open_args(self.app.safe, run.job).arguments)
         return await self._in_time(run, self._invoke(task, args, kwargs))
 
     async def _in_time(self, run: Run, work: Awaitable[T]) -> T:
@@ -613,25 +615,34 @@ def caught(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any
 
 def raised(task: Task[..., Any], error: BaseException) -> Result:
     """Tell what it comes to that a handler raised."""
+    safe = task.app.safe
     match error:
         case RetryLater():
-            return Failed(describe(error), after=error.after)
+            return Failed(told(error, safe), after=error.after)
         case Snooze():
             return Snoozed(error.after)
         case Cancel():
             return Stopped(readable(str(error)) or "cancelled by its handler")
         case Discard():
-            return Failed(describe(error), final=True)
+            return Failed(told(error, safe), final=True)
         case Superseded():  # the next lease ends it, unless what is newer has been withdrawn by then
             return HandedBack()
         case _:
-            return Failed(describe(error), final=isinstance(error, task.give_up_on), chance=random.random())  # noqa: S311 - jitter
+            return Failed(told(error, safe), final=isinstance(error, task.give_up_on), chance=random.random())  # noqa: S311 - jitter
 
 
 def describe(error: BaseException) -> dict[str, str]:
     """Write an error down, without the values of variables."""
     text = readable("".join(traceback.format_exception(error)))
     return {"type": type(error).__name__, "message": message_of(error)[:10_000], "traceback": text[-10_000:]}
+
+
+def told(error: BaseException, safe: Safe | None) -> dict[str, Any]:
+    """Write down what a handler raised; its words may be the arguments', so they are sealed as those are."""
+    described = describe(error)
+    if safe is None or isinstance(error, Unsealable):
+        return described
+    return hide(safe, described, "message", "traceback")
 
 
 def message_of(error: BaseException) -> str:
@@ -666,7 +677,7 @@ def tell(job: Job, result: Result, settled: Job | None) -> None:
     elif isinstance(result, Failed) and is_late(result, settled):
         log.error(
             "job %s (%s) raised after its transaction had completed it, which stands:\n%s",
-            job.id, job.task, result.error["traceback"],
+            job.id, job.task, result.error["traceback"] or result.error["type"],
         )  # fmt: skip
     elif isinstance(result, Failed) and settled.state is State.DISCARDED:
         key = job.key.hex() if job.key else "none"

@@ -36,7 +36,7 @@ async def jobs(
     if as_json:
         return emit([job_document(job) for job in found])
     rows = [
-        (job.id, job.state, job.task, job.queue, tries(job), away(job.created_at), compact(job.arguments))
+        (job.id, job.state, job.task, job.queue, tries(job), away(job.created_at), arguments(job))
         for job in found
     ]
     titles = ("ID", "STATE", "TASK", "QUEUE", "TRIES", "CREATED", "ARGUMENTS")
@@ -45,9 +45,11 @@ async def jobs(
 
 @app_command(example="onejob job shop:app 01990c3e-5c1f-7000-8a55-3f1c6e0d9b42")
 @click.argument("job_id", metavar="ID")
-async def job(app: App, *, job_id: str, as_json: bool) -> None:
+@click.option("--reveal", is_flag=True, help="Show in clear what the app's codec has sealed.")
+async def job(app: App, *, job_id: str, reveal: bool, as_json: bool) -> None:
     """Show all about one job, its arguments included."""
     found = await app.job(job_id)
+    found = app.reveal(found) if reveal else found
     absorbed = await app.absorbed(found)
     if as_json:
         return emit(job_document(found) | {"holding": app.holding(found), "absorbed": absorbed})
@@ -66,7 +68,7 @@ def about(job: Job) -> dict[str, object]:
         "task": job.task,
         "queue": job.queue,
         "priority": job.priority,
-        "arguments": compact(job.arguments) if not job.is_tombstone else "pruned",
+        "arguments": arguments(job) if not job.is_tombstone else "pruned",
         "meta": compact(job.metadata) if job.metadata else None,
         "created": when(job.created_at),
         "due": when(job.run_at),
@@ -79,10 +81,22 @@ def about(job: Job) -> dict[str, object]:
         "lease until": when(job.lease_until),
         "told to stop": "yes" if job.cancel_requested else None,
         "progress": progress(decoded(job.progress)),
-        "result": compact(decoded(job.result)) if job.result is not None else None,
+        "result": readable(decoded(job.result)) if job.result is not None else None,
         "chain": f"{job.chain_id}, job {job.chain_index + 1}" if job.chain_index else None,
         "enqueued by": job.parent_id,
     }
+
+
+def arguments(job: Job) -> str:
+    """Write a job's arguments on one line, or that they are sealed."""
+    return readable(job.arguments)
+
+
+def readable(value: object) -> str:
+    """Write a value on one line, or that it is sealed."""
+    from onejob.job import SEALED_FIELD
+
+    return "sealed" if isinstance(value, dict) and value.keys() == {SEALED_FIELD} else compact(value)
 
 
 def about_hold(job: Job, absorbed: int, *, holding: bool) -> dict[str, object]:
