@@ -36,7 +36,7 @@ async def jobs(
     if as_json:
         return emit([job_document(job) for job in found])
     rows = [
-        (job.id, job.state, job.task, job.queue, tries(job), away(job.created_at), arguments(job))
+        (job.id, job.state, job.task, job.queue, tries(job), away(job.created_at), readable(job.arguments))
         for job in found
     ]
     titles = ("ID", "STATE", "TASK", "QUEUE", "TRIES", "CREATED", "ARGUMENTS")
@@ -68,7 +68,7 @@ def about(job: Job) -> dict[str, object]:
         "task": job.task,
         "queue": job.queue,
         "priority": job.priority,
-        "arguments": arguments(job) if not job.is_tombstone else "pruned",
+        "arguments": readable(job.arguments) if not job.is_tombstone else "pruned",
         "meta": compact(job.metadata) if job.metadata else None,
         "created": when(job.created_at),
         "due": when(job.run_at),
@@ -85,11 +85,6 @@ def about(job: Job) -> dict[str, object]:
         "chain": f"{job.chain_id}, job {job.chain_index + 1}" if job.chain_index else None,
         "enqueued by": job.parent_id,
     }
-
-
-def arguments(job: Job) -> str:
-    """Write a job's arguments on one line, or that they are sealed."""
-    return readable(job.arguments)
 
 
 def readable(value: object) -> str:
