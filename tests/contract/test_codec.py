@@ -24,6 +24,7 @@ from onejob.stores.contract import Store
 from onejob.stores.memory import MemoryStore
 from onejob.testing import Clock, drain
 from onejob.ticking import Ticker
+from tests.contract.conftest import STORES
 from tests.contract.steps import RETRY, discard, everything, lease, mailer, run, start
 
 MARKER = "Zimtschnecke"  # stands in no clear text that a store has
@@ -550,3 +551,43 @@ async def test_merge_is_refused(app: App) -> None:
 
 def test_a_sealed_payload_begins_as_json_does() -> None:
     assert msgspec.json.encode({"onejob:sealed": ""}).startswith(SEALED)
+
+
+# ── completing in a transaction ───────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def transacting(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[App]:
+    store = STORES[request.param](request, clock)
+    async with App(store=store, codec=FernetCodec(OLD), secret=SECRET) as app:
+        yield app
+
+
+async def test_a_transaction_seals_its_result(transacting: App, caplog: pytest.LogCaptureFixture) -> None:
+    @transacting.task
+    async def pay(text: str) -> str:
+        async with current().transaction():
+            return current().returns(text)
+
+    admission = await pay.enqueue(MARKER)
+    await drain(transacting)
+    job = await transacting.job(admission.job.id)
+    assert await admission.result() == MARKER
+    assert job.result is not None
+    assert job.result.startswith(SEALED)
+    assert "a value that is dropped" not in caplog.text
+
+
+async def test_an_enqueue_that_joins_a_transaction_is_sealed(transacting: App) -> None:
+    mail = mailer(transacting)
+
+    @transacting.task
+    async def pay(text: str) -> None:
+        async with current().transaction() as connection:
+            await mail.options(connection=connection).enqueue("a", text)
+
+    await pay.enqueue(MARKER)
+    await drain(transacting)
+    jobs = await everything(transacting)
+    assert [job.is_sealed for job in jobs] == [True, True]
+    assert await transacting.chain(jobs[1].chain_id).result() == f"a: {MARKER}"
