@@ -47,6 +47,14 @@ SHOWS = {
         ),
         "replay: created; entry-0 is 'v1001 text 1001'",
     ],
+    "exactly_once": [
+        "the first worker was killed: True",
+        "it left behind: []",
+        "asked for order 1: kept",
+        "balance as the job returned it: 70",
+        "payments: [(1, 30)]",
+        "balance: 70",
+    ],
     "keyed_start": [
         "no key: [False, False]",
         "same key: the same job",
