@@ -615,6 +615,9 @@ class App:
             answers = await self.store.apply([Step(partial(come_back, policy=policy), one) for one in some])
             await self._count_replays(some, answers)
             outcomes.update(answer.outcome for answer in answers if isinstance(answer, Verdict))
+        if outcomes:
+            told = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
+            log.info("dead letters of %s whose time had come: %s", task, told)
         return outcomes
 
     def replay_of(self, job: Job) -> Replay | None:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from onejob.continuing import chosen_next, written_next
-from onejob.errors import CompletionError, ContinuationError, InvalidCall, NoCurrentJob, NotCommitted
+from onejob.continuing import chosen_next
+from onejob.errors import CompletionError, ContinuationError, InvalidCall, NoCurrentJob
 from onejob.job import Job
 from onejob.lifecycle import Completed, gives_way
 from onejob.payload import encode
-from onejob.transaction import Transaction
 
 if TYPE_CHECKING:
     from onejob.app import App
     from onejob.tasks import Call
+    from onejob.transaction import Transaction
 
 T = TypeVar("T")
 
@@ -67,7 +67,8 @@ class Context:
         self.continuation: Job | None = None  # what goes on with its chain, as its handler has chosen
         self.block: Literal["open", "in doubt"] | None = None  # of transaction(): not ended, or maybe not
         self.result: object = None  # as it was told inside that
-        self.settled: Job | None = None  # as that has completed it
+        self.completion: Completed | None = None  # as that has written it, if it was committed
+        self.settled: Job | None = None  # as it is since that was committed
 
     @property
     def attempt(self) -> int:
@@ -90,10 +91,10 @@ class Context:
 
     def continue_with(self, call: Call[Any]) -> None:
         """Let a call be the next job of this chain; it is made when, and only if, this run completes."""
-        if self.continuation is not None:
-            raise ContinuationError("continue_with can only be called once")
         if self.completing:
             raise ContinuationError("The job is completed already: call continue_with inside transaction().")
+        if self.continuation is not None:
+            raise ContinuationError("continue_with can only be called once")
         if not hasattr(call, "task"):
             raise InvalidCall(f"continue_with({call!r}): write continue_with(task.call(…)).")
         if call.task.connection is not None:
@@ -116,6 +117,8 @@ class Context:
 
         It gives a connection to write on, and commits. With connection= it is yours, and you commit.
         """
+        from onejob.transaction import Transaction
+
         return Transaction(self, connection)
 
     def returns(self, value: T) -> T:
@@ -124,34 +127,9 @@ class Context:
             raise CompletionError(
                 "returns() is for the inside of transaction(): elsewhere, return the value."
             )
-        self._encoded(value)  # what cannot be stored must not be committed
+        encode(value, f"The result of {self.job.task}", self.app.max_args)  # else the block cannot commit
         self.result = value
         return value
-
-    def completed(self, value: object) -> Completed:
-        """Turn what the handler returned, or told inside transaction(), into how its run ends."""
-        result = self._encoded(value)
-        if self.continuation is None and self.job.following is not None:
-            self.continuation = written_next(self.job, result, self.app.store.now())
-        return Completed(result, self.continuation)
-
-    def ended(self, value: object) -> Completed:
-        """Turn what the handler returned into how its run has ended, which a transaction() may have said."""
-        if self.block == "in doubt":
-            raise NotCommitted
-        if self.settled is None:
-            return self.completed(value)
-        if value is not None and self._encoded(value) != self.settled.result:
-            self.app.log.warning(
-                "job %s (%s) returned a value that is dropped, for its transaction had completed it: "
-                "tell it inside, by current().returns(value)",
-                self.job.id,
-                self.job.task,
-            )
-        return Completed(self.settled.result, self.continuation)
-
-    def _encoded(self, value: object) -> bytes:
-        return encode(value, f"The result of {self.job.task}", self.app.max_args)
 
     def is_latest_sync(self) -> bool:
         """Tell the same from a plain function."""

@@ -12,9 +12,11 @@ from onejob.decide import Request, make
 from onejob.errors import InvalidCall
 from onejob.ids import new_id
 from onejob.job import Job, Retry, alter, fingerprint
+from onejob.lifecycle import Completed
 from onejob.payload import encode
 
 if TYPE_CHECKING:
+    from onejob.context import Context
     from onejob.tasks import Call
 
 
@@ -34,6 +36,15 @@ class Later(msgspec.Struct, frozen=True, array_like=True):
 
 _later = msgspec.json.Decoder(list[Later]).decode
 _value = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def completed(context: Context, value: object) -> Completed:
+    """Make what a run comes to that has returned: its result, and the job that goes on with its chain."""
+    app, job = context.app, context.job
+    result = encode(value, f"The result of {job.task}", app.max_args)
+    if context.continuation is None and job.following is not None:
+        return Completed(result, written_next(job, result, app.store.now()))
+    return Completed(result, context.continuation)
 
 
 def chosen_next(job: Job, call: Call[Any], now: datetime) -> Job:

@@ -220,6 +220,8 @@ class Schedules:
     ) -> Schedule:
         if not isinstance(name, str) or not name:
             raise InvalidSchedule(f"name={name!r}: a schedule's name is text that is not empty.")
+        if call.task is not self._app.tasks.get(call.task.name):
+            raise InvalidSchedule(f"{name!r} needs the task as the app has it: leave options(…) out.")
         policy = policy_of(overlap)
         tick.check(policy, missed)
         if policy is not None:

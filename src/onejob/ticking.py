@@ -10,7 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from onejob import cron, tick
-from onejob.decide import DEDUPLICATED, Outcome
+from onejob.decide import DEDUPLICATED, Outcome, Request, Verdict
+from onejob.dependants import converse, is_quiet, settle_in
 from onejob.errors import OnejobError, StoreError
 from onejob.schedules import Schedule, counter
 from onejob.stores.contract import Act, Step, Tally
@@ -102,8 +103,15 @@ class Ticker:
             return
         if one.missed:
             self._count(schedule, "missed", one.missed)
-        if made.verdict is not None and made.verdict.outcome in DEDUPLICATED:
-            self._count(schedule, made.verdict.outcome, 1)
+        if request is not None and made.verdict is not None:
+            await self._follow_up(schedule, request, made.verdict)
+
+    async def _follow_up(self, schedule: Schedule, request: Request, verdict: Verdict) -> None:
+        """Count a tick that came to no job of its own; tell whoever waited for a job that it replaced."""
+        if verdict.outcome in DEDUPLICATED:
+            self._count(schedule, verdict.outcome, 1)
+        if not is_quiet(request, verdict):
+            await converse(settle_in(request, verdict, {}), self._app.store, self._app.store.apply)
 
     async def _apply(self, act: Act, wanted: bytes) -> Ticked | None:
         answer: Ticked | OnejobError | None

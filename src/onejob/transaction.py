@@ -14,9 +14,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from onejob import lifecycle
-from onejob.errors import CompletionError, LeaseLost, Superseded
+from onejob.continuing import completed
+from onejob.errors import CompletionError, LeaseLost, NotCommitted, Superseded
 from onejob.job import Changes, Job, State
-from onejob.lifecycle import Result
+from onejob.lifecycle import Completed, Result
+from onejob.payload import encode
 from onejob.signals import Cancel
 from onejob.stores.contract import Step
 
@@ -29,6 +31,22 @@ def settlement(context: Context, result: Result, progress: bytes | None, act: Ca
     job, app = context.job, context.app
     given = {"merge": app.merge, "replay": app.replay_of(job), "progress": progress}
     return Step(partial(act, token=job.token, result=result, **given), job.id)
+
+
+def ended(context: Context, value: object) -> Completed:
+    """Make what a run comes to that has returned, unless a transaction of its own has made it already."""
+    if context.block == "in doubt":
+        raise NotCommitted
+    if context.completion is None or context.settled is None:
+        return completed(context, value)
+    if value is not None and encode(value, "The result", context.app.max_args) != context.completion.value:
+        context.app.log.warning(
+            "job %s (%s) returned a value that is dropped, for its transaction had completed it: "
+            "tell it inside, by current().returns(value)",
+            context.job.id,
+            context.job.task,
+        )
+    return context.completion
 
 
 class Transaction:
@@ -70,7 +88,8 @@ class Transaction:
         with self._opened():
             async with self._store.transaction() if self._given is None else self._joined() as connection:
                 yield connection
-                [answer] = await self._store.apply_within(connection, [self._completion()])
+                made = completed(self._context, self._context.result)
+                [answer] = await self._store.apply_within(connection, [self._completion(made)])
                 settled = self._checked(answer)
             self._committed(settled)
 
@@ -79,7 +98,8 @@ class Transaction:
         with self._opened():
             with self._store.transaction_now() if self._given is None else self._joined_now() as connection:
                 yield connection
-                [answer] = self._store.apply_within_now(connection, [self._completion()])
+                made = completed(self._context, self._context.result)
+                [answer] = self._store.apply_within_now(connection, [self._completion(made)])
                 settled = self._checked(answer)
             self._committed(settled)
 
@@ -98,21 +118,23 @@ class Transaction:
     @contextmanager
     def _opened(self) -> Iterator[None]:
         """Let a run have one block at a time, and none after its end."""
-        context, before = self._context, self._context.block
-        if before == "open":
+        context = self._context
+        before = context.block, context.completion, context.continuation
+        if context.block == "open":
             raise CompletionError("transaction() is open already: write on the connection that it gave.")
         if context.settled is not None:
             raise CompletionError("The job is completed already: do all in one transaction().")
         context.block, context.result = "open", None
         try:
             yield
-        finally:
-            if context.block == "open":
-                context.block = before
+        except BaseException:
+            if context.block == "open":  # rolled back, so that it may be tried again
+                context.block, context.completion, context.continuation = before
+            raise
 
-    def _completion(self) -> Step:
-        context = self._context
-        return settlement(context, context.completed(context.result), context.told, lifecycle.settle)
+    def _completion(self, made: Completed) -> Step:
+        self._context.completion = made
+        return settlement(self._context, made, self._context.told, lifecycle.settle)
 
     def _checked(self, answer: Job | BaseException | None) -> Job:
         """Refuse to commit unless the job is completed; from here on only the commit is missing."""

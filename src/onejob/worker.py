@@ -35,7 +35,7 @@ from onejob.schedule import spell
 from onejob.signals import Cancel, Discard, RetryLater, Snooze
 from onejob.stores.contract import Lease, Step
 from onejob.ticking import Ticker
-from onejob.transaction import settlement
+from onejob.transaction import ended, settlement
 
 if TYPE_CHECKING:
     from onejob.app import App
@@ -308,6 +308,7 @@ class Worker:
         run = Run(job, Context(self.app, job, self._deadline(job)), job.lease_until)
         self._runs[job.id] = run
         run.task = asyncio.create_task(self._run(run))
+        run.task.add_done_callback(partial(self._clear, run))
 
     def _deadline(self, job: Job) -> datetime | None:
         return None if job.timeout is None else self.app.store.now() + timedelta(seconds=job.timeout)
@@ -318,14 +319,19 @@ class Worker:
             result = await self._attempt(run)
         except asyncio.CancelledError as error:
             result = interrupted(run, error)
-        if run.context.settled is not None:
-            done = Completed(run.context.settled.result, run.context.continuation)
-            await self._tell_others([(run, done)], [run.context.settled])
+        self._leave(run, result)
+
+    def _clear(self, run: Run, task: asyncio.Task[None]) -> None:
+        """Leave a run that was stopped before its first step: none of it was executed, not even its end."""
+        if task.cancelled():
+            self._leave(run, interrupted(run, asyncio.CancelledError()))
+            self._settled.set()  # whoever waits for the last run may have looked already
+
+    def _leave(self, run: Run, result: Result) -> None:
+        """Free a run's place, and have its result written."""
         if self._runs.get(run.job.id) is run:  # we may have lost it and leased it again meanwhile
             del self._runs[run.job.id]
-        if run.context.settled is not None:
-            self._note(run, result, run.context.settled)
-        elif run.stopped_for != "lost":
+        if run.stopped_for != "lost" or run.context.settled is not None:
             self._ended.append((run, result))
             self._settled.set()
         self._wake.set()
@@ -338,7 +344,7 @@ class Worker:
                 run.context.blockers = await self.app.finished(run.job)
             if task.process:
                 return await self._attempt_elsewhere(run)
-            return run.context.ended(await self._call(task, run))
+            return ended(run.context, await self._call(task, run))
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is a result
@@ -401,7 +407,7 @@ class Worker:
         self._settled.clear()
         ended, self._ended, self._writing = self._ended, [], self._ended
         try:
-            answers = await self._write_results(ended)
+            answers = await self._answers(ended)
             await self._tell_others(ended, answers)
         except BaseException:
             self._ended = ended + self._ended
@@ -412,17 +418,25 @@ class Worker:
         busy = [one for one, answer in zip(ended, answers, strict=True) if isinstance(answer, AdmissionBusy)]
         for (run, result), settled in zip(ended, answers, strict=True):
             if not isinstance(settled, AdmissionBusy):
-                self._note(run, result, settled)
+                self.ended[ending(result, settled)] += 1
+                tell(run.job, result, settled)
         if busy:  # somebody's open transaction relies on these jobs
             self._ended = busy + self._ended
             self._settled.set()
         self._wake.set()
         return bool(self._runs or self._ended) or not self._stopping.is_set()
 
+    async def _answers(self, ended: list[tuple[Run, Result]]) -> list[Job | AdmissionBusy | None]:
+        """Tell what became of runs; what a transaction of their own has not settled is written now."""
+        written = iter(await self._write_results([one for one in ended if one[0].context.settled is None]))
+        return [run.context.settled or next(written) for run, _ in ended]
+
     async def _tell_others(self, ended: list[tuple[Run, Result]], answers: list[Any]) -> None:
         """Tell jobs that wait for chains what has become of these; what fails here, the sweep does."""
         done = [
-            (result, job) for (_, result), job in zip(ended, answers, strict=True) if isinstance(job, Job)
+            (run.context.completion or result, job)
+            for (run, result), job in zip(ended, answers, strict=True)
+            if isinstance(job, Job)
         ]
         over = [job for result, job in done if job.traits & Trait.AWAITED and not continues(result, job)]
         begun = [next_up for result, job in done if (next_up := continues(result, job)) and next_up.blockers]
@@ -432,10 +446,6 @@ class Worker:
                 await self.app.expect_blockers(job)
         except StoreError as error:
             log.warning("worker %s cannot tell jobs that wait for others: %s", self.name, error)
-
-    def _note(self, run: Run, result: Result, settled: Job | None) -> None:
-        self.ended[ending(result, settled)] += 1
-        tell(run.job, result, settled)
 
     async def _write_results(self, ended: list[tuple[Run, Result]]) -> list[Job | AdmissionBusy | None]:
         """Settle runs together; if one of them cannot be written, each alone, and that one as a failure."""

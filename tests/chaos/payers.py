@@ -34,6 +34,11 @@ def connect(url: str) -> Any:
     return sqlite3.connect(Path(url.removeprefix("sqlite:///")), isolation_level=None, timeout=30)
 
 
+def following(n: int) -> int:
+    """Tell the number of the payment that follows another in its chain."""
+    return -n - 1
+
+
 class Till:
     """Tasks that pay: awaited, in a thread, and in a transaction that they begin and commit themselves."""
 
@@ -71,7 +76,7 @@ class Till:
             os.kill(os.getpid(), signal.SIGKILL)
 
     async def awaited(self, n: int) -> int:
-        """Pay on a connection that is awaited, if the store has such."""
+        """Pay on a connection that is awaited, if the store has such, and let the chain pay once more."""
         async with current().transaction() as tx:
             self._pass("open")
             for sql in PAY:
@@ -79,6 +84,7 @@ class Till:
                 if isawaitable(done):
                     await done
             self._pass("written")
+            current().continue_with(self.tasks[1].call(following(n)))
             current().returns(n)
         self._pass("committed")
         return n

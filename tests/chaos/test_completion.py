@@ -8,6 +8,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -21,7 +23,7 @@ import pytest
 from onejob import State
 from onejob.job import INCOMPLETE
 from tests.chaos.actors import Shop
-from tests.chaos.payers import OPEN_ACCOUNT, POINTS, TABLES, Till, connect
+from tests.chaos.payers import OPEN_ACCOUNT, POINTS, TABLES, Till, connect, following
 from tests.chaos.test_processes import PATIENCE, Actor, acting, check_the_file, journal
 
 pytestmark = [pytest.mark.races, pytest.mark.timeout(600)]
@@ -104,9 +106,59 @@ async def test_two_hundred_kills_leave_every_effect_exactly_once(
             await asyncio.sleep(0.05)
     assert books.execute(UNPAID).fetchall() == []
     jobs = await till.app.jobs(limit=1_000_000)
-    assert Counter(job.state for job in jobs) == {State.COMPLETED: ROUNDS * JOBS}
+    paid, followed = range(ROUNDS * JOBS), [following(n) for n in range(0, ROUNDS * JOBS, 3)]
+    assert Counter(job.arguments["n"] for job in jobs) == Counter([*paid, *followed])
+    assert {job.state for job in jobs} == {State.COMPLETED}
     assert {job.id: job.arguments["n"] for job in jobs} == dict(books.execute("SELECT job, n FROM ledger"))
     assert all(job.result == str(job.arguments["n"]).encode() for job in jobs)
     deaths = Counter(line["died_at"] for line in journal(tmp_path, "acks"))
     assert deaths == dict.fromkeys(POINTS, ROUNDS)
     assert max(job.attempt for job in jobs) > 1
+
+
+# ── fork ──────────────────────────────────────────────────────────────────────────────────────────
+
+FORK = """
+import asyncio, os, sys, threading, time
+from onejob import App
+from onejob.stores.sql.sqlite import SQLiteStore
+
+store = SQLiteStore(sys.argv[2], admission_timeout=0.3)
+task = App(store=store).task(name="task")(lambda n: None)
+task.enqueue_sync(0)
+inside = threading.Event()
+
+
+def hold():
+    with store.transaction_now() as connection:
+        connection.execute("CREATE TABLE ledger (n INTEGER)")
+        inside.set()
+        if sys.argv[1] == "inside":
+            fork()
+        time.sleep(0.1)  # a fork beside it comes meanwhile
+
+
+def fork():
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if sys.argv[1] == "inside" or task.enqueue_sync(1).outcome == "created" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+block = threading.Thread(target=hold)
+block.start()
+inside.wait()
+if sys.argv[1] == "beside":
+    fork()
+block.join()
+assert task.enqueue_sync(2).outcome == "created"
+assert asyncio.run(task.enqueue(3)).outcome == "created"
+assert store._open().data_version() > 0
+"""
+
+
+@pytest.mark.parametrize("where", ["inside", "beside"])
+def test_a_fork_waits_for_a_block_and_harms_nobody(where: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORK, where, str(tmp_path / "jobs.db")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -12,6 +12,7 @@ import msgspec
 
 from onejob import App, Call, Job, Retry, State, Task, Unique, lifecycle
 from onejob.context import Context, enter
+from onejob.continuing import completed
 from onejob.fluent import Fluent
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
 from onejob.stores.contract import Filter, Lease, Step
@@ -91,7 +92,7 @@ async def settle_with(app: App, job: Job, call: Call[Any]) -> None:
     """Complete a run with a continuation, as a worker does."""
     context = Context(app, job, None)
     context.continue_with(call)
-    await settled(app, job, context.completed(None))
+    await settled(app, job, completed(context, None))
 
 
 async def fail(app: App, job: Job, *, final: bool = False, error: Exception = NO_LUCK) -> Job:

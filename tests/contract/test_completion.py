@@ -15,9 +15,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from onejob import App, Cancel, Job, RetryLater, State, Task, Unique, current
+from onejob import App, Cancel, Job, RetryLater, State, Task, Unique, chain, current
 from onejob.errors import (
     CompletionError,
+    ContinuationError,
     ForeignConnection,
     LeaseLost,
     NotCommitted,
@@ -741,6 +742,174 @@ async def test_a_stranger_is_refused_before_anything_is_written(app: App, tmp_pa
     await note.enqueue()
     await drain(app)
     assert ((await only(app)).failures[0]["type"], reached) == (ForeignConnection.__name__, [])
+
+
+# ── the rest of the chain ─────────────────────────────────────────────────────────────────────────
+
+
+def continuing(app: App, *, way: str, fails: bool = False) -> Task[..., str]:
+    """Register a task that goes on with another in the transaction that completes it."""
+    then = app.task(name="then")(_then)
+
+    async def awaits() -> str:
+        async with current().transaction() as tx:
+            await write(tx, 1)
+            current().continue_with(then.call(2))
+            if fails and current().attempt == 1:
+                raise ValueError("no luck")
+            return current().returns("first")
+
+    def blocks() -> str:
+        with current().transaction() as tx:
+            write_now(tx, 1)
+            current().continue_with(then.call(2))
+            if fails and current().attempt == 1:
+                raise ValueError("no luck")
+            return current().returns("first")
+
+    handler: Callable[..., Any] = awaits if way == "awaited" else blocks
+    return app.task(name="first", retry=RETRY, unique=Unique(by=()))(handler)
+
+
+async def _then(who: int) -> str:
+    async with current().transaction() as tx:
+        await write(tx, who)
+        return current().returns("second")
+
+
+either = pytest.mark.parametrize("way", ["awaited", "plain"])
+
+
+@either
+async def test_the_continuation_is_made_by_the_same_commit(app: App, ledger: Ledger, way: str) -> None:
+    first = continuing(app, way=way)
+    answer = await first.enqueue()
+    running = await start(app)
+    assert await handle(app, running) == "first"
+    done, following = await everything(app)
+    assert (done.state, done.held_key, ledger.rows) == (State.COMPLETED, None, [ROW])
+    assert (following.chain_id, following.chain_index, following.state) == (done.id, 1, State.AVAILABLE)
+    assert following.held_key == running.key
+    await drain(app)
+    assert await answer.chain.result(timeout=5) == "second"
+    assert ledger.rows == [ROW, (2, "written")]
+    assert (await first.enqueue()).outcome == "created"
+
+
+@either
+async def test_a_rollback_leaves_no_continuation_and_the_retry_makes_one(
+    app: App, ledger: Ledger, clock: Clock, way: str
+) -> None:
+    await continuing(app, way=way, fails=True).enqueue()
+    await drain(app)
+    assert ([job.state for job in await everything(app)], ledger.rows) == ([State.RETRYABLE], [])
+    clock.advance("1h")
+    await drain(app)
+    assert [(job.task, job.state) for job in await everything(app)] == [
+        ("first", State.COMPLETED),
+        ("then", State.COMPLETED),
+    ]
+    assert ledger.rows == [ROW, (2, "written")]
+
+
+@either
+async def test_a_chain_that_was_cancelled_is_rolled_back(app: App, ledger: Ledger, way: str) -> None:
+    await continuing(app, way=way).enqueue()
+    running = await start(app)
+    await app.cancel(running.id)
+    with pytest.raises(Cancel):
+        await handle(app, running)
+    assert (await only(app), ledger.rows) == (await app.job(running.id), [])
+
+
+async def test_a_second_block_may_choose_another_continuation(app: App, ledger: Ledger) -> None:
+    then = app.task(name="then")(_then)
+
+    @app.task
+    async def first() -> None:
+        try:
+            async with current().transaction() as tx:
+                current().continue_with(then.call(2))
+                await write(tx, 1)
+                await write(tx, 1)
+        except REFUSED:
+            async with current().transaction() as tx:
+                current().continue_with(then.call(3))
+                await write(tx, 1)
+
+    await first.enqueue()
+    await drain(app)
+    assert ledger.rows == [ROW, (3, "written")]
+
+
+async def test_nothing_continues_what_is_completed(app: App, ledger: Ledger) -> None:
+    told: list[str] = []
+    then = app.task(name="then")(_then)
+
+    @app.task
+    async def first() -> None:
+        async with current().transaction() as tx:
+            await write(tx, 1)
+        try:
+            current().continue_with(then.call(2))
+        except ContinuationError as error:
+            told.append(str(error))
+
+    await first.enqueue()
+    await drain(app)
+    assert told == ["The job is completed already: call continue_with inside transaction()."]
+    assert ((await only(app)).state, ledger.rows) == (State.COMPLETED, [ROW])
+
+
+async def test_a_chain_that_was_written_down_goes_on(app: App, ledger: Ledger) -> None:
+    note = awaited(app)
+
+    @app.task
+    async def last(text: str) -> str:
+        return text.upper()
+
+    answer = await chain(note.call(1), last.step()).enqueue()
+    await drain(app)
+    assert (await answer.chain.result(timeout=5), ledger.rows) == ("NOTED 1 0", [ROW])
+
+
+@both
+async def test_whoever_waits_for_the_chain_is_told(app: App, ledger: Ledger, kind: Kind) -> None:
+    note = kind(app)
+
+    @app.task
+    async def after() -> str:
+        [first] = current().blockers
+        return f"after {first.result}"
+
+    blocker = await note.enqueue(1)
+    waiting = await after.options(after=[blocker]).enqueue()
+    worker = app.worker(drain=True)
+    await worker.run()
+    assert await waiting.result(timeout=5) == "after noted 1 0"
+    assert (ledger.rows, worker.repaired) == ([ROW], 0)
+
+
+@pytest.mark.parametrize("ending", ["committed", "COMMIT"])
+async def test_whoever_waits_is_told_of_a_commit_in_doubt_too(
+    store: Store, ledger: Ledger, ending: str
+) -> None:
+    faulty = Faulty(store)
+    app = App(store=faulty)
+    faulty.ending = ending
+    task = joining(app, ledger, ending) if ending == "COMMIT" else awaited(app)
+
+    @app.task
+    async def after() -> str:
+        [first] = current().blockers
+        return f"after {first.result}"
+
+    blocker = await task.enqueue(*(() if ending == "COMMIT" else (1,)))
+    waiting = await after.options(after=[blocker]).enqueue()
+    worker = app.worker(drain=True)
+    await worker.run()
+    assert await waiting.result(timeout=5) in {"after noted 1 0", "after inside"}
+    assert (ledger.rows, worker.repaired) == ([ROW], 0)
 
 
 # ── stores without transactions ───────────────────────────────────────────────────────────────────

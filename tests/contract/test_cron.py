@@ -154,6 +154,21 @@ class TestOverlap:
             State.AVAILABLE,
         )
 
+    async def test_who_waits_for_a_job_that_a_tick_replaces_waits_for_the_new_one(
+        self, app: App, clock: Clock
+    ) -> None:
+        report = reporter(app, overlap=Unique(on_conflict="replace"))
+        await pass_time(app, clock, "0s")
+        [first] = await pass_time(app, clock, "5m")
+        after = await report.options(after=[first.id]).enqueue()
+        await pass_time(app, clock, "5m")
+        second = await start(app)
+        assert second.id != first.id
+        assert (await app.job(after.job.id)).state is State.PENDING
+        settled_job = await settled(app, second, Completed())
+        await app.tell_dependants([settled_job])
+        assert (await start(app)).id == after.job.id
+
     async def test_without_a_policy_runs_overlap(self, app: App, clock: Clock) -> None:
         reporter(app, overlap=None)
         await pass_time(app, clock, "0s")

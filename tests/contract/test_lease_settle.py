@@ -260,6 +260,36 @@ async def test_a_result_is_written_once(app: App) -> None:
     assert (await app.job(job.id)).result == b'"first"'
 
 
+@pytest.mark.parametrize("late", RESULTS)
+async def test_a_run_in_doubt_is_settled_unless_it_is_completed(app: App, clock: Clock, late: str) -> None:
+    async def confirm(job: Job) -> Job | None:
+        act = partial(lifecycle.confirm, token=job.token, result=RESULTS[late])
+        [answer] = await app.store.apply([Step(act, job.id)])
+        assert answer is None or isinstance(answer, Job)
+        return answer
+
+    mail = mailer(app)
+    await mail.enqueue(1)
+    done = await complete(app, await start(app), "first")
+    assert await confirm(done) == done == await app.job(done.id)
+
+    await mail.enqueue(2)
+    slow = await start(app)
+    clock.advance(LEASE)
+    await app.sweep()
+    clock.advance(BACKOFF)
+    quick = await start(app)
+    assert await confirm(slow) is None
+    await complete(app, quick)
+    assert await confirm(slow) is None  # completed, but by somebody else
+
+    await mail.enqueue(3)
+    running = await start(app)
+    settled = await confirm(running)
+    assert settled is not None
+    assert settled.state is not State.ACTIVE
+
+
 async def test_a_renewed_lease_is_not_taken_back(app: App, clock: Clock) -> None:
     await mailer(app).enqueue(1)
     job = await start(app)

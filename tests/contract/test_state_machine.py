@@ -35,7 +35,7 @@ from hypothesis.stateful import (
 )
 from redis import Redis
 
-from onejob import App, Job, Retry, State, Unique, lifecycle
+from onejob import App, Job, Replay, Retry, State, Unique, lifecycle
 from onejob.app import admission_step
 from onejob.decide import Request, make, merged, replay
 from onejob.errors import OnejobError
@@ -57,6 +57,7 @@ TENANTS = {b"a" * 32: "", b"b" * 32: "", b"c" * 32: "tenant"}  # a key belongs t
 KEYS = tuple(TENANTS)
 SCHEDULED = b"s" * 32  # the key of a schedule, which only ticks ask for
 TASKS = ("index", "mail")
+REPLAY = Replay(times=2, after=2, factor=2, cap=4)
 QUEUES = ("default", "bulk")
 WINDOWS = (3, 20)
 ALL = 100_000
@@ -400,7 +401,7 @@ class StoresAgree(RuleBasedStateMachine):
     def app_of(self, store: Store) -> App:
         app = App("memory://", store=store)
         for name in TASKS:
-            app.task(name=name, unique=MERGING)(handler)
+            app.task(name=name, unique=MERGING, replay=REPLAY)(handler)
         return app
 
     def teardown(self) -> None:
@@ -618,8 +619,18 @@ class StoresAgree(RuleBasedStateMachine):
         assert repaired == 0
 
     @rule()
-    def prune(self) -> None:
-        self.both(lambda app: app.prune())
+    def replay_due(self) -> None:
+        self.revived |= {job.id for job in self.jobs.values() if job.returns_at is not None}
+        self.both(replay_due)
+
+    @rule(tenant=st.sampled_from(["", "tenant"]))
+    def prune(self, tenant: str) -> None:
+        self.both(lambda app: App(store=app.store, namespace=tenant).prune())
+
+    @rule(limit=st.integers(1, 4), task=st.none() | st.sampled_from(TASKS))
+    def list_dead(self, limit: int, task: str | None) -> None:
+        self.both(lambda app: app.dead(limit=limit, task=task))
+        self.both(lambda app: app.dead_groups(task=task))
 
     @rule(times=st.integers(1, 3), key=st.sampled_from(KEYS), outcome=st.sampled_from(["kept", "stale"]))
     def tally(self, times: int, key: bytes, outcome: str) -> None:
@@ -710,10 +721,18 @@ async def answered(act: Callable[[App], Awaitable[Any]], app: App) -> Any:
         return refusal
 
 
+async def replay_due(app: App) -> Any:
+    """Let dead letters come back, and write down at once which could not."""
+    outcomes = await app.replay_due()
+    app.ledger.flush()
+    return outcomes
+
+
 def settlement(job: Job, result: Result) -> Step:
     """Make the step that settles a run, as the worker makes it."""
     merge = partial(merged, policy=MERGING)
-    return Step(partial(lifecycle.settle, token=job.token, result=result, merge=merge), job.id)
+    act = partial(lifecycle.settle, token=job.token, result=result, merge=merge, replay=REPLAY)
+    return Step(act, job.id)
 
 
 def handler(items: list[int], n: int, seq: int) -> None:

@@ -47,6 +47,14 @@ SHOWS = {
         ),
         "replay: created; entry-0 is 'v1001 text 1001'",
     ],
+    "exactly_once": [
+        "the first worker was killed: True",
+        "it left behind: []",
+        "asked for order 1: kept",
+        "balance as the job returned it: 70",
+        "payments: [(1, 30)]",
+        "balance: 70",
+    ],
     "keyed_start": [
         "no key: [False, False]",
         "same key: the same job",
@@ -57,6 +65,14 @@ SHOWS = {
         "any, within the window: kept",
         "any, after the window: created",
         "explain: kept, because The same work is already completed; the policy keeps it.",
+    ],
+    "schedules": [
+        "it runs at 02:30 every day, Europe/Berlin time",
+        "next: 2026-03-29 03:00:00+02:00",
+        "back up for 2026-03-29T01:00:00+00:00",
+        "back up for 2026-04-05T00:30:00+00:00",
+        "ticks that came to no job: {'missed': 6}",
+        "not paused: ['hourly']",
     ],
     "dimensions": [
         "task only: kept",

@@ -15,8 +15,9 @@ import msgspec
 import pytest
 
 import onejob
-from onejob import App, Cancel, Discard, Retry, RetryLater, Snooze, State, Task, Unique, current
+from onejob import App, Cancel, Discard, Replay, Retry, RetryLater, Snooze, State, Task, Unique, current
 from onejob.errors import JobCancelled, JobFailed, NoCurrentJob, ResultError
+from onejob.testing import drain
 from tests.system.live import PATIENCE, STORES, eventually, happens, open_store, reached
 
 SOON = Retry(attempts=3, base="5ms", jitter=0)
@@ -714,3 +715,62 @@ async def test_a_draining_worker_with_nothing_to_do_ends(app: App) -> None:
 async def test_a_worker_needs_a_place(app: App) -> None:
     with pytest.raises(onejob.OnejobError, match="at least one place"):
         app.worker(concurrency=0)
+
+
+# ── chores ────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_workers_bring_dead_letters_back_by_themselves(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onejob.worker.SWEEP_EVERY", 0.01)
+    tries: list[int] = []
+
+    @app.task(retry=Retry.never(), replay=Replay(times=2, after="1ms"))
+    async def stubborn() -> str:
+        tries.append(current().job.replays)
+        if len(tries) < 3:
+            raise ConnectionError("away")
+        return "at last"
+
+    asked = await stubborn.enqueue()
+    async with app.worker(), app.worker():
+        await reached(app, asked.job, State.COMPLETED)
+    assert tries == [0, 1, 2]
+    assert await asked.result() == "at last"
+
+
+async def test_what_the_handler_gave_up_on_does_not_come_back(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onejob.worker.SWEEP_EVERY", 0.01)
+
+    @app.task(replay=Replay(times=9, after="0s"), give_up_on=(ValueError,))
+    async def hopeless(error: str) -> None:
+        raise Discard("no") if error == "discard" else ValueError("no")
+
+    asked = [await hopeless.enqueue(error) for error in ("discard", "value")]
+    async with app.worker():
+        letters = [await reached(app, each.job, State.DISCARDED) for each in asked]
+        assert [letter.returns_at for letter in letters] == [None, None]
+    assert [letter.replays for letter in await app.dead()] == [0, 0]
+
+
+async def test_a_worker_forgets_what_is_old_enough(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onejob.worker.PRUNE_EVERY", 0.01)
+
+    @app.task(retention={"completed": "0s"})
+    async def heartbeat() -> None: ...
+
+    @app.task
+    async def keepsake() -> None: ...
+
+    kept = await keepsake.enqueue()
+    await heartbeat.enqueue()
+    await drain(app)
+    async with app.worker():
+        await eventually(lambda: is_alone(app, kept.job.id))
+
+
+async def is_alone(app: App, job_id: str) -> bool:
+    return [job.id for job in await app.jobs()] == [job_id]

@@ -130,6 +130,8 @@ class TestDeclaring:
             app.cron("0 5 * * *", overlap=Unique(version="to"), args=["ada"])(report)
         with pytest.raises(InvalidSchedule, match="a schedule's name is text"):
             app.cron("0 5 * * *", name=5, args=["ada"])(report)  # type: ignore[arg-type]
+        with pytest.raises(InvalidSchedule, match="needs the task as the app has it"):
+            app.cron("0 5 * * *", args=["ada"])(report.options(priority=5))
         with pytest.raises(ValueError, match="to"):
             app.cron("0 5 * * *")(report)
 

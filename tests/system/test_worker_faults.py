@@ -15,6 +15,7 @@ import pytest
 
 from onejob import App, Job, Retry, State, Unique, current
 from onejob.errors import JobFailed
+from onejob.job import alter
 from onejob.lifecycle import Completed
 from onejob.stores.contract import Lease, Step, Store
 from tests.system.live import PATIENCE, STORES, Act, Disturbed, eventually, happens, open_store, reached
@@ -153,6 +154,36 @@ async def test_a_result_that_comes_after_the_lease_was_lost_is_dropped(
     assert (job.state, job.result, job.token) == (State.COMPLETED, b'"attempt 2"', 2)
     assert f"job {asked.job.id} was taken over; its result is dropped" in caplog.text
     assert worker.ended == {"lost": 1}
+
+
+async def test_a_lease_that_came_too_late_takes_nobodys_place(
+    app: App, store: Disturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is stopped before its first step: nothing of it is executed, not even its end."""
+    monkeypatch.setattr("onejob.worker.WATCH_EVERY", 0)  # so that it looks before the run has begun
+    other = beside(app, store)
+    looked, late = asyncio.Event(), asyncio.Event()
+
+    async def lease(wanted: Lease) -> list[Job]:
+        looked.set()
+        jobs = await other.store.lease(wanted)
+        if late.is_set() or not jobs:
+            return jobs
+        late.set()
+        return [alter(job, lease_until=app.store.now()) for job in jobs]
+
+    monkeypatch.setattr(store, "lease", lease)
+
+    @app.task(retry=Retry(attempts=2, base="1ms"))
+    async def work() -> int:
+        return current().attempt
+
+    async with app.worker(lease="50ms", concurrency=1):
+        await happens(looked)
+        asked = await work.enqueue()
+        await happens(late)
+        await expired(other, asked.job)
+        assert await asked.result(PATIENCE) == 2
 
 
 async def test_the_job_of_a_dead_worker_is_taken_back_and_the_crash_counts(app: App) -> None:

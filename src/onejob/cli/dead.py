@@ -19,7 +19,7 @@ from onejob.cli.enqueue import show
 from onejob.cli.jobs import tries
 from onejob.cli.options import read_duration, read_object, read_pair
 from onejob.cli.output import away, emit, job_document, number_of, table
-from onejob.errors import OnejobError
+from onejob.errors import InvalidCall, OnejobError
 
 if TYPE_CHECKING:
     from onejob import Admission, App, DeadGroup, Job
@@ -179,6 +179,8 @@ def portions(letters: Sequence[str]) -> Iterator[Sequence[str]]:
 
 def outcome(answer: Admission[Any] | OnejobError | None) -> str:
     """Name what became of a letter; that somebody else was faster is an outcome."""
+    if isinstance(answer, OnejobError) and not isinstance(answer, InvalidCall):
+        raise answer
     if answer is None:
         return "gone"
     return "refused" if isinstance(answer, OnejobError) else str(answer.outcome)

@@ -27,6 +27,7 @@ from onejob.stores.sql.schema import SQL, prepare_schema
 
 Synchronous = Literal["FULL", "NORMAL"]
 
+NEVER = -1  # the generation of a file that is to be opened anew
 CHECKPOINT_PAGES = 1000  # of the write-ahead log, as SQLite does by default
 
 
@@ -139,7 +140,7 @@ class Engine:
     def _run_group(self, plans: Sequence[Plan]) -> list[Any]:
         """Run plans in one commit; if that fails, each alone, so that only the guilty one fails."""
         try:
-            with self._mutex, translating(self._path), self._lock:
+            with self._mutex, translating(self._path), self._opened():
                 return self._transact(plans)
         except (StoreUnavailable, AdmissionBusy) as error:  # whoever tries alone would wait as long
             return [error for _ in plans]
@@ -167,6 +168,7 @@ class Engine:
     def _run_read(self, plan: Plan) -> Any:
         try:
             with self._reading, translating(self._path):
+                self._opened()
                 return self._run_read_on(self._read_cursor, plan)
         except Exception as error:  # noqa: BLE001 - it is handed to the caller
             return error
@@ -205,6 +207,11 @@ class Engine:
         """Open the file again after a fork."""
         try:
             self._connect()
+        except (
+            AdmissionBusy
+        ):  # a handler's transaction has the lock, maybe the one that forked: try when asked
+            self._closed, self.generation = True, NEVER
+            OPEN.discard(self)
         finally:
             for lock in (self._mutex, self._reading, self._watching):
                 lock.release()
