@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import onejob
-from onejob import Admission, App, Context, Task
+from onejob import Admission, App, Chain, Context, Task
 
 NAMES = [
     "Admission",
@@ -17,6 +17,7 @@ NAMES = [
     "App",
     "Call",
     "Cancel",
+    "Chain",
     "Context",
     "DeadGroup",
     "Discard",
@@ -35,7 +36,10 @@ NAMES = [
     "Task",
     "Unique",
     "Worker",
+    "batch",
+    "chain",
     "current",
+    "group",
     "unique",
 ]
 
@@ -47,6 +51,8 @@ TWINS: list[tuple[type, str]] = [
     (Admission, "result"),
     (Admission, "covered"),
     (Context, "is_latest"),
+    (Chain, "result"),
+    (Chain, "status"),
 ]
 
 
