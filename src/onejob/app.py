@@ -18,7 +18,7 @@ import msgspec
 from onejob import dependants, letters, lifecycle, retention
 from onejob.admission import Admission
 from onejob.chains import Chain
-from onejob.context import Finished
+from onejob.context import Finished, finished
 from onejob.decide import DEDUPLICATED, Outcome, Request, Verdict, come_back, decide, merged, replay
 from onejob.dependants import chains_named, is_awaited, is_quiet
 from onejob.errors import (
@@ -122,6 +122,7 @@ class App:
         store: Store | None = None,
     ) -> None:
         self.url = url
+        self.place: str | None = None  # module:attribute, if the command line has found it there
         self.namespace = namespace
         self.secret = _secret(secret)
         self.retry = retry or Retry()
@@ -154,6 +155,7 @@ class App:
         timeout: Duration | None = None,
         priority: int = 0,
         give_up_on: tuple[type[Exception], ...] = (),
+        process: bool = False,
         expires_in: Duration | None = None,
         partition: str | Callable[..., object] | None = None,
         replay: Replay | None = None,
@@ -542,16 +544,12 @@ class App:
 
     async def finished(self, job: Job) -> tuple[Finished, ...]:
         """Read the chains that a job has waited for, in their order."""
-        tails = await self.store.tails(job.awaits)
-        return tuple(
-            Finished(tail, task.signature.returns if (task := self.tasks.get(tail.task)) else Any)
-            for tail in tails
-            if tail is not None
-        )
+        return finished(self, [tail for tail in await self.store.tails(job.awaits) if tail is not None])
 
     async def waiting_for(self, chain_id: str, *, limit: int = 100) -> list[Job]:
         """List the jobs that wait for a chain."""
-        return await self.store.find(Filter(awaits=[chain_id], limit=limit))
+        found = await self.store.find(Filter(awaits=[chain_id], limit=limit))
+        return [job for job in found if job.state is State.PENDING]
 
     async def _on_job(self, job_id: str, act: Callable[[View], Any], verb: str) -> Any:
         answer: Any
@@ -831,6 +829,7 @@ class App:
         grace: Duration = "25s",
         drain: bool = False,
         name: str | None = None,
+        processes: int | None = None,
     ) -> Worker:
         """Make a worker: `async with app.worker(): …` runs it meanwhile, `await worker.run()` by itself."""
         return Worker(
@@ -841,6 +840,7 @@ class App:
             grace=duration(grace).total_seconds(),
             drain=drain,
             name=name,
+            processes=processes,
         )
 
     async def close(self) -> None:

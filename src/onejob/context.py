@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -43,6 +44,14 @@ class Finished:
     def __repr__(self) -> str:
         """Name the chain and how it ended."""
         return f"<Finished {self.job.chain_id} {self.job.state}>"
+
+
+def finished(app: App, tails: Sequence[Job]) -> tuple[Finished, ...]:
+    """Show chains by their last jobs, with the types that their tasks return."""
+    return tuple(
+        Finished(tail, task.signature.returns if (task := app.tasks.get(tail.task)) else Any)
+        for tail in tails
+    )
 
 
 class Context:

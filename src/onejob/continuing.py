@@ -43,7 +43,7 @@ def completed(context: Context, value: object) -> Completed:
     app, job = context.app, context.job
     result = encode(value, f"The result of {job.task}", app.max_args)
     if context.continuation is None and job.following is not None:
-        return Completed(result, written_next(job, result, app.store.now()))
+        context.continuation = written_next(job, result, app.store.now())
     return Completed(result, context.continuation)
 
 

@@ -507,18 +507,13 @@ def repair(view: View) -> Changes:
 def prune(view: View) -> Changes:
     """Forget an ended job; one that still holds its key, or that a mark names, stays as a tombstone."""
     job = view.job
-    if job is None or not job.is_terminal or needed(job):
+    if job is None or not job.is_terminal:
         return Changes()
     if not holding(job, view.now) and not remembered(job, view):
         return Changes(answer="deleted", deletes=(job.id,), mark=forgotten(view, job))
     if job.is_tombstone:
         return Changes()
     return Changes(answer="emptied", updates=(empty(job),))
-
-
-def needed(_job: Job) -> bool:
-    """Tell whether somebody still waits for this job's result: then it stays whole, however old."""
-    return False
 
 
 def empty(job: Job) -> Job:

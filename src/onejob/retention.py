@@ -158,7 +158,7 @@ async def forget_all(store: Store, jobs: Sequence[Job]) -> Pruned:
 
 
 async def unneeded(store: Store, jobs: list[Job]) -> list[Job]:
-    """Leave out jobs whose result somebody will ask for who still waits for others."""
+    """Leave out jobs whose result is still to be read by one that has waited for them."""
     chains = [job.chain_id for job in jobs if job.traits & Trait.AWAITED]
     waiting = await store.find(Filter(awaits=chains, limit=ALL)) if chains else []
     needed = {chain for job in waiting for chain in job.awaits}

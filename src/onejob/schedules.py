@@ -22,7 +22,7 @@ from onejob.job import fingerprint
 from onejob.payload import encode
 from onejob.policy import Unique
 from onejob.schedule import Duration
-from onejob.stores.contract import Step
+from onejob.stores.contract import SCHEDULES, Step
 from onejob.tasks import KEY_SCHEME, Call
 from onejob.tick import Missed
 
@@ -262,7 +262,7 @@ class Schedules:
 
 def counter(name: str) -> str:
     """Name what a schedule's absorbed and missed ticks are counted under, where a job's id would stand."""
-    return f"cron:{name}"
+    return f"{SCHEDULES}{name}"
 
 
 def line_of(line: str | None, every: Duration | None) -> str:

@@ -148,6 +148,7 @@ class Task(Generic[P, R]):
         timeout: Duration | None = None,
         priority: int = 0,
         give_up_on: tuple[type[Exception], ...] = (),
+        process: bool = False,
         expires_in: Duration | None = None,
         partition: str | Callable[..., object] | None = None,
         replay: Replay | None = None,
@@ -163,6 +164,7 @@ class Task(Generic[P, R]):
         self.timeout = None if timeout is None else duration(timeout).total_seconds()
         self.priority = priority
         self.give_up_on = give_up_on
+        self.process = process
         self.expires_in = None if expires_in is None else duration(expires_in)
         self.partition = partition
         self.replay = replay
@@ -513,6 +515,10 @@ def check_declaration(task: Task[..., Any]) -> None:
         raise InvalidPolicy(f"name={name!r}: a task's name is text that is not empty.")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidPolicy(f"{name} is a generator, which has no one result: write a function that returns.")
+    if not isinstance(task.process, bool):
+        raise InvalidPolicy(f"{name}: process={task.process!r}: write True or False.")
+    if task.process and task.is_async:
+        raise InvalidPolicy(f"{name}: process=True is for plain functions: write def, or leave it out.")
     if not _is_name(task.queue):
         raise InvalidPolicy(f"{name}: queue={task.queue!r}: a queue's name is text that is not empty.")
     if not isinstance(task.retry, Retry):

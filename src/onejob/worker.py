@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from onejob import lifecycle
 from onejob.context import Context, enter
@@ -40,6 +40,7 @@ from onejob.transaction import ended, settlement
 
 if TYPE_CHECKING:
     from onejob.app import App
+    from onejob.processes import Process, Processes
     from onejob.tasks import Task
 
 log = logging.getLogger("onejob")
@@ -51,7 +52,10 @@ PRUNE_EVERY = 60.0
 LONGEST_BACKOFF = 15.0
 SHORTEST_LEASE = timedelta(milliseconds=10)
 
+LOST = "outlived its lease: the store was away, or a handler kept the GIL, which process=True is for"
+
 Why = Literal["cancelled", "lost", "stopping"]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -64,6 +68,7 @@ class Run:
     task: asyncio.Task[None] | None = None
     stopped_for: Why | None = None
     written: bytes | None = None  # the progress that the store has
+    process: Process | None = None  # the one that runs it, if it is not this one
 
 
 class Worker:
@@ -79,9 +84,12 @@ class Worker:
         grace: float,
         drain: bool,
         name: str | None,
+        processes: int | None = None,
     ) -> None:
         if type(concurrency) is not int or concurrency < 1:
             raise InvalidPolicy(f"concurrency={concurrency!r}: a worker needs at least one place.")
+        if processes is not None and (type(processes) is not int or processes < 1):
+            raise InvalidPolicy(f"processes={processes!r}: allow at least one, or leave it out.")
         if lease < SHORTEST_LEASE:
             raise InvalidPolicy(f"lease={spell(lease)} is too short to be renewed in time: write 1s or more.")
         self.app = app
@@ -99,6 +107,8 @@ class Worker:
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._threads: ThreadPoolExecutor | None = None
+        self._most_processes = min(processes or concurrency, concurrency)
+        self._processes = self._open_processes()  # here, so that what cannot be imported is refused at once
         self._main: asyncio.Task[None] | None = None
         self._failing: set[str] = set()  # the chores that the store did not let through
         self._ticker = Ticker(app)
@@ -133,6 +143,7 @@ class Worker:
     async def run(self) -> None:
         """Work until told to stop, or until nothing is due if this is a draining worker."""
         self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="onejob")
+        self._processes = self._open_processes()
         settling = asyncio.create_task(self._forever(self._settle, self._hurry))
         settling.add_done_callback(lambda _: self.stop(at_once=True))  # no run without a place for its result
         keeping = [asyncio.create_task(self._every(*chore)) for chore in self._chores()]
@@ -148,6 +159,8 @@ class Worker:
             await self._finish_runs()
             raise
         finally:
+            if self._processes is not None:
+                await self._processes.close()
             for chore in keeping:
                 chore.cancel()
             self._stopping.set()
@@ -156,6 +169,14 @@ class Worker:
             await settling
             await asyncio.gather(*keeping, return_exceptions=True)
             self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _open_processes(self) -> Processes | None:
+        """Make room for processes if some task asks for one; none is started before its first job."""
+        if not any(task.process for task in self.app.tasks.values()):
+            return None
+        from onejob.processes import Processes
+
+        return Processes(self.app, self._most_processes)
 
     def _chores(self) -> list[tuple[float, Callable[[], Awaitable[None]]]]:
         return [
@@ -216,18 +237,36 @@ class Worker:
         quiet = not (self._runs or self._ended or self._writing)  # else what ends may make more work due
         room = self.concurrency - len(self._runs)
         seen = self.app.store.pulse()  # before looking, so that no request slips in between unnoticed
-        jobs = await self.app.store.lease(self._wanted(room)) if room else []
-        for job in jobs:
-            self._start(job)
-        if not jobs and self._drain and quiet and await self._is_done():
+        started = await self._lease_and_start(room)
+        if not started and self._drain and quiet and await self._is_done():
             return False
-        if not jobs:
+        if not started:
             await self._pause(seen, idle=room > 0)
-        elif len(jobs) == room:
+        elif started == room:
             await asyncio.sleep(0)  # let quick jobs end, so that the next lease is as large as it can be
         return True
 
-    def _wanted(self, room: int) -> Lease:
+    async def _lease_and_start(self, room: int) -> int:
+        """Fill the places, and tell how many; tasks that need a process get no more than there may be."""
+        names = self.app.tasks.keys()
+        if (free := self._free_processes()) >= room:
+            return await self._lease_of(names, room)
+        apart = {name for name, task in self.app.tasks.items() if task.process}
+        started = await self._lease_of(apart, free)
+        return started + await self._lease_of(names - apart, room - started)
+
+    async def _lease_of(self, tasks: Collection[str], room: int) -> int:
+        jobs = await self.app.store.lease(self._wanted(tasks, room)) if room else []
+        for job in jobs:
+            self._start(job)
+        return len(jobs)
+
+    def _free_processes(self) -> int:
+        if self._processes is None:
+            return self.concurrency
+        return self._most_processes - sum(self.app.tasks[run.job.task].process for run in self._runs.values())
+
+    def _wanted(self, tasks: Collection[str], room: int) -> Lease:
         taken: dict[str, int] = {}
         for run in self._runs.values():
             taken[run.job.queue] = taken.get(run.job.queue, 0) + 1
@@ -237,7 +276,7 @@ class Worker:
             queues={queue: most - taken.get(queue, 0) for queue, most in self.queues.items()},
             total=room,
             duration=self._lease,
-            tasks=self.app.tasks.keys(),
+            tasks=tasks,
             expects=bool(self._ended or self._writing),
             **limits(self.app.queues.values()),
         )
@@ -269,11 +308,13 @@ class Worker:
     # ── running ───────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, job: Job) -> None:
-        deadline = None if job.timeout is None else self.app.store.now() + timedelta(seconds=job.timeout)
-        run = Run(job, Context(self.app, job, deadline), job.lease_until)
+        run = Run(job, Context(self.app, job, self._deadline(job)), job.lease_until)
         self._runs[job.id] = run
         run.task = asyncio.create_task(self._run(run))
         run.task.add_done_callback(partial(self._clear, run))
+
+    def _deadline(self, job: Job) -> datetime | None:
+        return None if job.timeout is None else self.app.store.now() + timedelta(seconds=job.timeout)
 
     async def _run(self, run: Run) -> None:
         """Carry one leased job to a result. Never raises: a failure is a result."""
@@ -304,30 +345,35 @@ class Worker:
         try:
             if run.job.blockers is not None:
                 run.context.blockers = await self.app.finished(run.job)
+            if task.process:
+                return await self._attempt_elsewhere(run)
             return ended(run.context, await self._call(task, run))
-        except RetryLater as signal:
-            return Failed(describe(signal), after=signal.after)
-        except Snooze as signal:
-            return Snoozed(signal.after)
-        except Cancel as signal:
-            return Stopped(readable(str(signal)) or "cancelled by its handler")
-        except Superseded:  # the next lease ends it, unless what is newer has been withdrawn by then
-            return HandedBack()
-        except Discard as signal:
-            return Failed(describe(signal), final=True)
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is a result
-            return Failed(describe(error), final=isinstance(error, task.give_up_on), chance=random.random())  # noqa: S311 - jitter
+            return raised(task, error)
+
+    async def _attempt_elsewhere(self, run: Run) -> Result:
+        """Let a process run it; its time begins when there is one that has imported the app."""
+        assert self._processes is not None  # run() has opened it
+        try:
+            async with self._processes.one() as run.process:
+                run.context.deadline = self._deadline(run.job)
+                return await self._in_time(run, run.process.attempt(run.context))
+        finally:
+            run.process = None
 
     async def _call(self, task: Task[..., Any], run: Run) -> Any:
         args, kwargs = task.signature.restore(run.job.arguments)
+        return await self._in_time(run, self._invoke(task, args, kwargs))
+
+    async def _in_time(self, run: Run, work: Awaitable[T]) -> T:
         if run.job.timeout is None:
-            return await self._invoke(task, args, kwargs)
+            return await work
         timer = asyncio.timeout(run.job.timeout)
         try:
             async with timer:
-                return await self._invoke(task, args, kwargs)
+                return await work
         except TimeoutError:
             if not timer.expired():  # the handler's own
                 raise
@@ -450,8 +496,11 @@ class Worker:
     def _interrupt(self, run: Run, why: Why) -> None:
         run.stopped_for = run.stopped_for or why
         run.context.stop = True
-        plain = not self.app.tasks[run.job.task].is_async
-        if run.task is not None and not (plain and why == "cancelled"):  # a thread must notice by itself
+        task = self.app.tasks[run.job.task]
+        in_thread = not (task.is_async or task.process)
+        if why == "cancelled" and run.process is not None:
+            run.process.stop()
+        elif run.task is not None and not (in_thread and why == "cancelled"):  # it must notice by itself
             run.task.cancel()
 
     # ── chores ────────────────────────────────────────────────────────────────────────────────────
@@ -485,7 +534,9 @@ class Worker:
     def _lose(self, run: Run) -> None:
         """Stop a run that is, or may by now be, another worker's; what it returns is not written."""
         if run.stopped_for is None:
-            log.warning("job %s was taken over, or its lease ran out; its result is dropped", run.job.id)
+            log.warning(
+                "job %s %s; its result is dropped", run.job.id, LOST if run.lease_until else "was taken over"
+            )
             self._interrupt(run, "lost")
 
     async def _write_progress(self, told: list[tuple[Run, bytes | None]]) -> None:
@@ -558,6 +609,23 @@ def caught(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any
         return function(*args, **kwargs), None
     except BaseException as error:  # noqa: BLE001 - it is raised where the run is awaited
         return None, error
+
+
+def raised(task: Task[..., Any], error: BaseException) -> Result:
+    """Tell what it comes to that a handler raised."""
+    match error:
+        case RetryLater():
+            return Failed(describe(error), after=error.after)
+        case Snooze():
+            return Snoozed(error.after)
+        case Cancel():
+            return Stopped(readable(str(error)) or "cancelled by its handler")
+        case Discard():
+            return Failed(describe(error), final=True)
+        case Superseded():  # the next lease ends it, unless what is newer has been withdrawn by then
+            return HandedBack()
+        case _:
+            return Failed(describe(error), final=isinstance(error, task.give_up_on), chance=random.random())  # noqa: S311 - jitter
 
 
 def describe(error: BaseException) -> dict[str, str]:

@@ -540,6 +540,9 @@ async def test_a_chain_that_somebody_waits_for_is_not_deleted_or_pruned(app: App
         await one.chain.delete()
     clock.advance("31d")
     assert await app.prune() == 0
+    await app.tell_dependants([await complete(app, await start(app), 2)])
+    clock.advance("31d")
+    assert await app.prune() == 0  # it may run now, and will read what it has waited for
     await work(app)
     assert await total.result(5) == 3
     clock.advance("31d")

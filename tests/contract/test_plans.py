@@ -30,7 +30,7 @@ KEY = b"k" * 32
         ("depth", ("", "default"), {"onejob_due", "onejob_timed", "onejob_next", "onejob_blocked"}),
         ("find_ended", ("", "completed", 9, 0, "", None, "[]", 10, 0), {"onejob_ended"}),
         ("find_ended", ("", "completed", 9, 0, "", "mail", "[]", 10, 0), {"onejob_ended"}),
-        ("find_ended_newest", ("", "discarded", 9, 9, "", None, "[]", 10, 0), {"onejob_ended"}),
+        ("find_ended_newest", ("", "discarded", 9, "", None, "[]", 10, 0), {"onejob_ended"}),
         ("find_returning", ("", "mail", 9, 10, 0), {"onejob_returning"}),
         ("orphan_tallies", ("", 10), {"PRIMARY KEY"}),
     ],

@@ -54,7 +54,7 @@ HOT: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "forget_starts": (("''", "'default'", "0"), {"onejob_started"}),
     "decisive_start": (("''", "'default'", "0", "9"), {"onejob_started"}),
     "find_ended": (("''", "'completed'", "9", "0", "''", "NULL", "'[]'", "10", "0"), {"onejob_ended"}),
-    "find_ended_newest": (("''", "'discarded'", "9", "9", "''", "NULL", "'[]'", "10", "0"), {"onejob_ended"}),
+    "find_ended_newest": (("''", "'discarded'", "9", "''", "NULL", "'[]'", "10", "0"), {"onejob_ended"}),
     "find_returning": (("''", "'mail'", "9", "10", "0"), {"onejob_returning"}),
     "update_job": ((ROWS,), {JOBS}),
     "start_job": ((ROWS,), {JOBS}),

@@ -93,6 +93,7 @@ def load(place: str, namespace: str | None = None, *, needs_tasks: bool = False)
     found = pick(load_module(module), module, attribute)
     if not isinstance(found, App):
         raise unusable(f"{place} is of type {type(found).__name__}, not an onejob App.")
+    found.place = place
     return found
 
 

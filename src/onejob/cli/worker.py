@@ -32,6 +32,10 @@ IDLE_THREADS_END_WITHIN = 0.2  # seconds; one that lives longer is still at work
 @app_command(example="onejob worker shop:app --queues default:8,embeddings:3", needs_tasks=True)
 @click.option("--queues", type=read_queues, metavar="A:3,B", help="Only these, with so many places each.")
 @click.option("--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Places in all.")
+@click.option(
+    "--processes", type=click.IntRange(1), metavar="NUMBER",
+    help="Of these, so many at most for tasks with process=True.",
+)  # fmt: skip
 @click.option("--drain", is_flag=True, help="Stop when nothing is due any more.")
 @click.option(
     "--lease", type=read_duration, default="15s", show_default=True, metavar="DURATION",
@@ -47,6 +51,7 @@ async def worker(
     *,
     queues: dict[str, int | None] | None,
     concurrency: int,
+    processes: int | None,
     drain: bool,
     lease: timedelta,
     grace: timedelta,
@@ -60,7 +65,9 @@ async def worker(
     """
     configure_logging(verbose=verbose)
     places = queues and {queue: number or concurrency for queue, number in queues.items()}
-    chosen = app.worker(concurrency=concurrency, queues=places, lease=lease, grace=grace, drain=drain)
+    chosen = app.worker(
+        concurrency=concurrency, queues=places, lease=lease, grace=grace, drain=drain, processes=processes
+    )
     obey_signals(chosen, grace)
     announce(app, chosen, as_json=as_json)
     began = time.monotonic()

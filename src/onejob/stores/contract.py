@@ -20,6 +20,8 @@ from onejob.limits import Rate
 Act = Callable[[View], Changes]
 Level = Literal["ok", "warn", "fail"]
 
+SCHEDULES = "cron:"  # begins what stands for a schedule where a counter names the job that stood for requests
+
 
 class Step(msgspec.Struct, frozen=True):
     """One atomic act, on a job or on a key."""
@@ -74,7 +76,7 @@ class Filter:
     returns_by: datetime | None = None  # a task's dead letters that are to come back by then; earliest first
     late_by: datetime | None = None  # not started, and too late to start by then
     stranded: bool = False  # pending behind a predecessor that is gone
-    awaits: Collection[str] = ()  # pending until one of these chains has ended, among others
+    awaits: Collection[str] = ()  # not ended, and one of its blockers is one of these chains
     blocked: bool = False  # pending until some chains have ended
     limit: int = 100
     offset: int = 0
@@ -215,7 +217,10 @@ class Store(Protocol):
         """Read the counters of absorbed requests."""
 
     async def fold(self, namespace: str) -> int:
-        """Add the counters of jobs that are gone to those of no job (""), and tell how many there were."""
+        """Add the counters of jobs that are gone to those of no job (""), and tell how many there were.
+
+        The counters of schedules stay, for a schedule outlives its jobs.
+        """
 
     async def next_due(self, namespace: str, rates: Mapping[str, Rate] | None = None) -> datetime | None:
         """Tell when the next scheduled or retryable job is due, or a queue's rate allows one more start."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Any
 
@@ -27,7 +27,7 @@ def matches(job: Job, wanted: Filter) -> bool:
         and job.task not in wanted.besides
         and (wanted.returns_by is None or _returns(job, wanted.returns_by))
         and (not wanted.blocked or _blocked(job))
-        and (not wanted.awaits or (_blocked(job) and not set(job.awaits).isdisjoint(wanted.awaits)))
+        and (not wanted.awaits or _awaits(job, wanted.awaits))
     )
 
 
@@ -52,6 +52,10 @@ def _lies_beyond(job: Job, beyond: tuple[datetime, str], *, newest: bool) -> boo
         return False
     here = (job.finished_at, job.id)
     return here < beyond if newest else here > beyond
+
+
+def _awaits(job: Job, chains: Collection[str]) -> bool:
+    return not job.is_terminal and not set(job.awaits).isdisjoint(chains)
 
 
 def _blocked(job: Job) -> bool:

@@ -16,7 +16,18 @@ from onejob.lifecycle import mature, rank, start
 from onejob.limits import PAUSED, Rate
 from onejob.stores.bell import Bell
 from onejob.stores.book import Book
-from onejob.stores.contract import Counts, Filter, Finding, Guarantees, Lease, Schema, Step, Tally, utcnow
+from onejob.stores.contract import (
+    SCHEDULES,
+    Counts,
+    Filter,
+    Finding,
+    Guarantees,
+    Lease,
+    Schema,
+    Step,
+    Tally,
+    utcnow,
+)
 from onejob.stores.filters import matches, page
 
 NO_TRANSACTIONS = "The memory store has no transactions: use SQLite or PostgreSQL for this task."
@@ -222,6 +233,7 @@ class MemoryStore:
                 key
                 for key in self._tallies
                 if key[0] == namespace and key[3] and key[3] not in self._book.jobs
+                if not key[3].startswith(SCHEDULES)
             ]
             for key in gone:
                 total, at = (*key[:3], ""), self._tallied_at.pop(key)

@@ -173,8 +173,8 @@ def entries(place: Bucket, job: Job) -> Entries:
         found[place.keyed, job.key + name] = b"0"
     if job.chain_index:
         found[place.chains, b"%b\0%010d%b" % (job.chain_id.encode(), job.chain_index, name)] = b"0"
-    if job.blockers is not None and job.state is State.PENDING:
-        found[place.blocked, name] = b"0"
+    if job.blockers is not None and job.state not in TERMINAL:
+        found |= {(place.blocked, name): b"0"} if job.state is State.PENDING else {}
         found |= {(place.awaiting(chain), name): b"0" for chain in job.awaits}
     return found
 

@@ -10,7 +10,7 @@ import msgspec
 
 from onejob.job import EPOCH, UNSTARTED, Changes, Job, State, View
 from onejob.limits import PAUSED, Rate
-from onejob.stores.contract import Counts, Filter, Step, Tally
+from onejob.stores.contract import SCHEDULES, Counts, Filter, Step, Tally
 from onejob.stores.filters import matches
 from onejob.stores.redis.flows import Ask, Flow, Ground, peek
 from onejob.stores.redis.layout import MICROSECOND, Bucket, frame, micros
@@ -472,7 +472,8 @@ def fold(namespace: str, ground: Ground) -> Flow[int]:
     """Add the counters of jobs that are gone to those of no job."""
     place = ground.buckets[0]
     keys = [place.tallies(namespace), place.tallied_at(namespace)]
-    counters = [tally for tally in (yield from tallies(namespace, ground)) if tally.job_id]
+    found = yield from tallies(namespace, ground)
+    counters = [tally for tally in found if tally.job_id and not tally.job_id.startswith(SCHEDULES)]
     folded = 0
     for start in range(0, len(counters), FOLDED_AT_ONCE):
         some = counters[start : start + FOLDED_AT_ONCE]

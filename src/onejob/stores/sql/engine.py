@@ -207,9 +207,7 @@ class Engine:
         """Open the file again after a fork."""
         try:
             self._connect()
-        except (
-            AdmissionBusy
-        ):  # a handler's transaction has the lock, maybe the one that forked: try when asked
+        except AdmissionBusy:  # a handler's transaction has the lock, maybe the one that forked
             self._closed, self.generation = True, NEVER
             OPEN.discard(self)
         finally:

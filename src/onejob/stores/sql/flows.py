@@ -40,7 +40,7 @@ T = TypeVar("T")
 MATURED_AT_ONCE = 1000
 LOOKED_PAST = 30  # jobs of crowded partitions at the head of a line, before the others are asked for
 FOLDED_AT_ONCE = 1000
-EARLIEST, LATEST = -(2**62), 2**62  # before and after all times
+EARLIEST = (-(2**62), "")  # before all times and ids
 
 
 class Ask(NamedTuple):
@@ -423,11 +423,12 @@ def question(wanted: Filter) -> Ask:
 def ended(wanted: Filter, before: datetime) -> Ask:
     """Ask for what has ended, by when it did."""
     [state] = wanted.states
-    nothing = (LATEST, "") if wanted.newest_first else (EARLIEST, "")
-    at, job_id = nothing if wanted.beyond is None else (micros(wanted.beyond[0]), wanted.beyond[1])
-    which = (wanted.namespace, str(state), micros(before), at, job_id, wanted.task, names(wanted.besides))
-    name = "find_ended_newest" if wanted.newest_first else "find_ended"
-    return Ask(name, (*which, wanted.limit, wanted.offset))
+    end = (micros(before), "")
+    beyond = None if wanted.beyond is None else (micros(wanted.beyond[0]), wanted.beyond[1])
+    rest = (wanted.task, names(wanted.besides), wanted.limit, wanted.offset)
+    if wanted.newest_first:
+        return Ask("find_ended_newest", (wanted.namespace, str(state), *min(end, beyond or end), *rest))
+    return Ask("find_ended", (wanted.namespace, str(state), end[0], *(beyond or EARLIEST), *rest))
 
 
 def names(some: Iterable[str]) -> str:

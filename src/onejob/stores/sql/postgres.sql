@@ -297,13 +297,13 @@ WHERE namespace = $1::text AND state = $2::text AND finished_at < $3::bigint
 ORDER BY finished_at, id LIMIT $8::bigint OFFSET $9::bigint;
 
 -- name: find_ended_newest
--- The same the other way round.
+-- The same the other way round, with one bound.
 SELECT * FROM onejob_jobs
-WHERE namespace = $1::text AND state = $2::text AND finished_at < $3::bigint
-    AND finished_at <= $4::bigint AND (finished_at < $4::bigint OR id < $5::text)
-    AND ($6::text IS NULL OR task = $6::text)
-    AND task <> ALL (ARRAY(SELECT json_array_elements_text($7::text::json)))
-ORDER BY finished_at DESC, id DESC LIMIT $8::bigint OFFSET $9::bigint;
+WHERE namespace = $1::text AND state = $2::text
+    AND finished_at <= $3::bigint AND (finished_at < $3::bigint OR id < $4::text)
+    AND ($5::text IS NULL OR task = $5::text)
+    AND task <> ALL (ARRAY(SELECT json_array_elements_text($6::text::json)))
+ORDER BY finished_at DESC, id DESC LIMIT $7::bigint OFFSET $8::bigint;
 
 -- name: find_returning
 -- A task's dead letters whose time to come back is near; 256 is Trait.RETURNS.
@@ -325,7 +325,7 @@ SELECT found.* FROM (
     CROSS JOIN LATERAL (SELECT job_id FROM onejob_waits WHERE chain_id = named.value) AS waiting
 ) AS waiting
 CROSS JOIN LATERAL (
-    SELECT * FROM onejob_jobs WHERE id = waiting.job_id AND state || '' = 'pending' LIMIT 1
+    SELECT * FROM onejob_jobs WHERE id = waiting.job_id AND finished_at IS NULL LIMIT 1
 ) AS found
 ORDER BY CASE WHEN $2::boolean THEN id END DESC, CASE WHEN NOT $2::boolean THEN id END
 LIMIT $3::bigint OFFSET $4::bigint;
@@ -573,6 +573,7 @@ WITH gone AS (
         SELECT ctid FROM onejob_tallies AS tally
         WHERE namespace = $1::text AND job_id <> ''
             AND NOT EXISTS (SELECT 1 FROM onejob_jobs WHERE id = tally.job_id)
+            AND NOT starts_with(job_id, 'cron:') -- a schedule's
         LIMIT $2::bigint FOR UPDATE SKIP LOCKED
     ))
     RETURNING namespace, task, outcome, count, last_at

@@ -224,16 +224,17 @@ ORDER BY expires_at LIMIT ?2 OFFSET ?3;
 -- name: find_ended
 -- Jobs that ended in a state by a time, beyond a time and an id. Tasks are in the index: others cost no row.
 SELECT * FROM onejob_jobs
-WHERE namespace = ?1 AND state = ?2 AND finished_at < ?3 AND (finished_at, id) > (?4, ?5)
+WHERE namespace = ?1 AND state = ?2 AND finished_at < ?3
+    AND finished_at >= ?4 AND (finished_at > ?4 OR id > ?5)
     AND (?6 IS NULL OR task = ?6) AND task NOT IN (SELECT value FROM json_each(?7))
 ORDER BY finished_at, id LIMIT ?8 OFFSET ?9;
 
 -- name: find_ended_newest
--- The same the other way round.
+-- The same the other way round. One bound only: of two, the index would be read from the wrong one.
 SELECT * FROM onejob_jobs
-WHERE namespace = ?1 AND state = ?2 AND finished_at < ?3 AND (finished_at, id) < (?4, ?5)
-    AND (?6 IS NULL OR task = ?6) AND task NOT IN (SELECT value FROM json_each(?7))
-ORDER BY finished_at DESC, id DESC LIMIT ?8 OFFSET ?9;
+WHERE namespace = ?1 AND state = ?2 AND finished_at <= ?3 AND (finished_at < ?3 OR id < ?4)
+    AND (?5 IS NULL OR task = ?5) AND task NOT IN (SELECT value FROM json_each(?6))
+ORDER BY finished_at DESC, id DESC LIMIT ?7 OFFSET ?8;
 
 -- name: find_returning
 -- A task's dead letters whose time to come back is near; 256 is Trait.RETURNS.
@@ -250,7 +251,7 @@ LIMIT ?;
 
 -- name: find_awaiting
 SELECT * FROM onejob_jobs
-WHERE state = 'pending' AND id IN (
+WHERE finished_at IS NULL AND id IN (
     SELECT job_id FROM json_each(?1) CROSS JOIN onejob_waits ON chain_id = value
 )
 ORDER BY CASE WHEN ?2 THEN id END DESC, CASE WHEN NOT ?2 THEN id END
@@ -300,7 +301,9 @@ WHERE namespace = ? ORDER BY namespace, task, outcome, job_id;
 
 -- name: orphan_tallies
 SELECT namespace, task, outcome, job_id FROM onejob_tallies
-WHERE namespace = ? AND job_id <> '' AND NOT EXISTS (SELECT 1 FROM onejob_jobs WHERE id = job_id) LIMIT ?;
+WHERE namespace = ? AND job_id <> '' AND NOT EXISTS (SELECT 1 FROM onejob_jobs WHERE id = job_id)
+    AND job_id NOT GLOB 'cron:*' -- a schedule's
+LIMIT ?;
 
 -- name: fold_tally
 INSERT INTO onejob_tallies (namespace, task, outcome, job_id, count, last_at)
