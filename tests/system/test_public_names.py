@@ -90,7 +90,7 @@ def shape(function: Callable[..., Any]) -> tuple[list[tuple[Any, ...]], object]:
 def test_every_blocking_method_is_the_twin_of_an_async_one() -> None:
     twins = {
         (owner, name.removesuffix("_sync"))
-        for owner in (Task, App, Admission, Context, onejob.Worker, onejob.Call)
+        for owner in (Task, App, Admission, Chain, Context, onejob.Worker, onejob.Call)
         for name in vars(owner)
         if name.endswith("_sync")
     }
