@@ -93,19 +93,28 @@ class Told(msgspec.Struct, tag=True):
     progress: bytes
 
 
+class Done(msgspec.Struct):
+    """A completion: what was returned, and the job that goes on with the chain."""
+
+    value: bytes | None
+    continuation: bytes | None
+
+
 class Committing(msgspec.Struct, tag=True):
     """A transaction of the run is about to complete the job, and from here on may have."""
+
+    completion: Done
 
 
 class Ended(msgspec.Struct, tag=True):
     """The run is over: a result of this kind, and what else its context has come to."""
 
     kind: str
-    result: msgspec.Raw  # of a completion, the value
-    continuation: bytes | None
-    progress: bytes | None
-    block: Literal["open", "in doubt"] | None
+    result: msgspec.Raw
+    completion: Done | None
     settled: bytes | None
+    block: Literal["open", "in doubt"] | None
+    progress: bytes | None
 
 
 Order = Prepare | Start | Stop
@@ -116,7 +125,7 @@ read_order = msgspec.msgpack.Decoder(Order).decode
 read_answer = msgspec.msgpack.Decoder(Answer).decode
 
 _KINDS = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in (Failed, Snoozed, Stopped, HandedBack)}
-_read_value = msgspec.msgpack.Decoder(bytes | None).decode
+_read_done = msgspec.msgpack.Decoder(Done).decode
 _Retry = msgspec.defstruct(
     "_Retry", [("attempts", int), *((name, float) for name in ("base", "factor", "cap", "jitter"))]
 )
@@ -130,26 +139,37 @@ def read_job(data: bytes) -> Job:
     return Job(**fields | {"retry": Retry(**msgspec.structs.asdict(fields["retry"]))})
 
 
+def write_done(completion: Completed) -> Done:
+    """Write a completion down."""
+    following = completion.continuation
+    return Done(completion.value, None if following is None else encode(following))
+
+
+def read_done(done: Done) -> Completed:
+    """Read what `write_done` wrote."""
+    return Completed(done.value, None if done.continuation is None else read_job(done.continuation))
+
+
 def answer_of(result: Result, run: Context) -> Ended:
     """Write down how a run ended."""
     return Ended(
         type(result).__name__,
-        msgspec.Raw(encode(result.value if isinstance(result, Completed) else result)),
-        None if run.continuation is None else encode(run.continuation),
-        run.told,
-        run.block,
+        msgspec.Raw(encode(write_done(result) if isinstance(result, Completed) else result)),
+        None if run.completion is None else write_done(run.completion),
         None if run.settled is None else encode(run.settled),
+        run.block,
+        run.told,
     )
 
 
 def result_of(answer: Ended, run: Context) -> Result:
     """Read what `answer_of` wrote, and let the run know what it was told."""
-    run.continuation = None if answer.continuation is None else read_job(answer.continuation)
-    run.told = answer.progress
-    run.block = answer.block
+    run.completion = None if answer.completion is None else read_done(answer.completion)
     run.settled = None if answer.settled is None else read_job(answer.settled)
+    run.block = answer.block
+    run.told = answer.progress
     if answer.kind == Completed.__name__:
-        return Completed(_read_value(answer.result), run.continuation)
+        return read_done(_read_done(answer.result))
     return cast("Result", _KINDS[answer.kind].decode(answer.result))
 
 
@@ -194,8 +214,8 @@ def die_with_the_worker(lifeline: int) -> None:
 class ChildsContext(Context):
     """A run's context that lets the worker know before its own transaction completes the job."""
 
-    def __init__(self, app: App, job: Job, deadline: datetime | None, committing: Callable[[], None]) -> None:
-        self._committing = committing
+    def __init__(self, app: App, job: Job, deadline: datetime | None, send: Callable[[Answer], None]) -> None:
+        self._send = send
         super().__init__(app, job, deadline)
 
     @property
@@ -206,7 +226,8 @@ class ChildsContext(Context):
     @block.setter
     def block(self, block: Literal["open", "in doubt"] | None) -> None:
         if block == "in doubt":
-            self._committing()
+            assert self.completion is not None  # it is what is to be committed
+            self._send(Committing(write_done(self.completion)))
         self._block = block
 
 
@@ -269,7 +290,7 @@ class Child:
     def _context(self, start: Start) -> Context:
         job = read_job(start.job)
         app = self._tasks[job.task].app
-        context = ChildsContext(app, job, start.deadline, lambda: self._send(Committing()))
+        context = ChildsContext(app, job, start.deadline, self._send)
         context.blockers = finished(app, [read_job(tail) for tail in start.blockers])
         return context
 

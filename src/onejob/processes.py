@@ -34,6 +34,7 @@ from onejob.child import (
     framed,
     is_child,
     read_answer,
+    read_done,
     result_of,
 )
 from onejob.context import Context
@@ -187,7 +188,7 @@ class Process:
             if isinstance(answer, Told):
                 run.told = answer.progress
             else:
-                run.block = "in doubt"
+                run.block, run.completion = "in doubt", read_done(answer.completion)
         if isinstance(answer, Ended):
             self.is_idle = True
             return result_of(answer, run)
