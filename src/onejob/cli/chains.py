@@ -8,7 +8,7 @@ import click
 
 from onejob.cli.apps import app_command
 from onejob.cli.options import STATES
-from onejob.cli.output import away, compact, emit, facts, job_document, number_of, table
+from onejob.cli.output import away, emit, facts, job_document, number_of, readable, table
 
 if TYPE_CHECKING:
     from onejob import App
@@ -25,7 +25,14 @@ async def chains(app: App, *, state: str | None, limit: int, as_json: bool) -> N
     if as_json:
         return emit([job_document(job) for job in found])
     rows = [
-        (job.chain_id, job.state, job.task, job.chain_index + 1, away(job.created_at), compact(job.arguments))
+        (
+            job.chain_id,
+            job.state,
+            job.task,
+            job.chain_index + 1,
+            away(job.created_at),
+            readable(job.arguments),
+        )
         for job in found
     ]
     titles = ("CHAIN", "STATE", "TASK", "JOBS", "CREATED", "ARGUMENTS")
@@ -52,5 +59,5 @@ async def chain(app: App, *, chain_id: str, cancel: bool, as_json: bool) -> None
             "awaited by": number_of(len(waiting), "job") if waiting else None,
         }
     )
-    rows = [(job.chain_index, job.id, job.state, job.task, compact(job.arguments)) for job in jobs]
+    rows = [(job.chain_index, job.id, job.state, job.task, readable(job.arguments)) for job in jobs]
     return table(("", "ID", "STATE", "TASK", "ARGUMENTS"), rows, yields=("ARGUMENTS", "TASK"), empty="")

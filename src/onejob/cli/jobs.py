@@ -9,7 +9,19 @@ import click
 
 from onejob.cli.apps import app_command
 from onejob.cli.options import STATES
-from onejob.cli.output import away, compact, decoded, emit, facts, job_document, number_of, plain, table, when
+from onejob.cli.output import (
+    away,
+    compact,
+    decoded,
+    emit,
+    facts,
+    job_document,
+    number_of,
+    plain,
+    readable,
+    table,
+    when,
+)
 
 if TYPE_CHECKING:
     from onejob import App, Job
@@ -85,13 +97,6 @@ def about(job: Job) -> dict[str, object]:
         "chain": f"{job.chain_id}, job {job.chain_index + 1}" if job.chain_index else None,
         "enqueued by": job.parent_id,
     }
-
-
-def readable(value: object) -> str:
-    """Write a value on one line, or that it is sealed."""
-    from onejob.job import SEALED_FIELD
-
-    return "sealed" if isinstance(value, dict) and value.keys() == {SEALED_FIELD} else compact(value)
 
 
 def about_hold(job: Job, absorbed: int, *, holding: bool) -> dict[str, object]:

@@ -184,6 +184,13 @@ def compact(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def readable(value: object) -> str:
+    """Write a value on one line, or that it is sealed."""
+    from onejob.job import SEALED_FIELD
+
+    return "sealed" if isinstance(value, dict) and value.keys() == {SEALED_FIELD} else compact(value)
+
+
 def when(moment: datetime | None) -> str | None:
     """Tell a time and how far away it is."""
     return None if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({away(moment)})"
