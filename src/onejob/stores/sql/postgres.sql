@@ -285,7 +285,7 @@ ORDER BY lease_until LIMIT $2::bigint;
 -- name: find_late
 SELECT * FROM onejob_jobs
 WHERE expires_at <= $1::bigint AND state IN ('scheduled', 'available', 'pending', 'retryable')
-ORDER BY expires_at LIMIT $2::bigint OFFSET $3::bigint;
+ORDER BY expires_at, id LIMIT $2::bigint OFFSET $3::bigint;
 
 -- name: find_ended
 -- Jobs that ended in a state by a time, beyond a time and an id. Tasks are in the index: others cost no row.
