@@ -291,19 +291,30 @@ def waiting_lists(wanted: Filter, ground: Ground) -> Iterator[tuple[Bucket, byte
 
 
 def tails(chains: Sequence[str], ground: Ground) -> Flow[list[Job | None]]:
-    """Read the last job of each chain, all of a bucket at one moment."""
+    """Read the last job of each chain; one that is not where its id says is looked for everywhere."""
     by_place: dict[Bucket, list[str]] = {}
     for chain in dict.fromkeys(chains):
         by_place.setdefault(ground.home(chain), []).append(chain)
-    replies = yield [
-        Ask(place.number, names, "tails", [place.jobs, place.chains]) for place, names in by_place.items()
+    found = yield from tails_in(by_place)
+    astray = [chain for chain in dict.fromkeys(chains) if chain not in found]
+    if astray and len(ground.buckets) > 1:
+        found |= yield from tails_in(dict.fromkeys(ground.buckets, astray))
+    return [found.get(chain) for chain in chains]
+
+
+def tails_in(wanted: Mapping[Bucket, Sequence[str]]) -> Flow[dict[str, Job]]:
+    """Read the last jobs of chains in the buckets that are named, each bucket at one moment."""
+    asks = [
+        Ask(place.number, list(chains), "tails", [place.jobs, place.chains])
+        for place, chains in wanted.items()
     ]
-    found = {
-        name: None if record is None else read_job(record).job
-        for names, reply in zip(by_place.values(), replies, strict=True)
-        for name, record in zip(names, reply, strict=True)
+    replies = (yield asks) if asks else []
+    return {
+        chain: read_job(record).job
+        for chains, reply in zip(wanted.values(), replies, strict=True)
+        for chain, record in zip(chains, reply, strict=True)
+        if record is not None
     }
-    return [found[chain] for chain in chains]
 
 
 def settings(namespace: str, kind: str, ground: Ground) -> Flow[dict[str, bytes]]:
