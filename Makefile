@@ -12,7 +12,7 @@ check_version = @$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "
 	but $(PY) is " + sys.version.split()[0] + ": name another one, as in make PY=python3.12")'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench races ticks test-matrix constraints clean
+.PHONY: help demo test check bench races graphs ticks test-matrix constraints clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -35,6 +35,9 @@ bench: .venv/.bench ## Measure throughput, ours and others'
 races: .venv/.test ## Race 32 clients on 100 keys of each store, then repeat the tests with races ROUNDS times (20)
 	$(PYTHON) -m tests.races $(ARGS)
 	for round in $$(seq $(ROUNDS)); do $(PYTHON) -m pytest -q -m races tests || exit 1; done
+
+graphs: .venv/.test ## Play 10 000 random graphs of chains in lives that end anywhere, and 200 per store with kill -9
+	ONEJOB_SIMULATED=10000 ONEJOB_GRAPHS=200 $(PYTHON) -m pytest -q -s tests/graphs $(ARGS)
 
 ticks: .venv/.test ## Watch 200 cron lines in 20 time zones for two years, minute by minute
 	ONEJOB_HYPOTHESIS=deep $(PYTHON) -m pytest -q -s tests/unit/test_cron_years.py $(ARGS)

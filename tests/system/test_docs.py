@@ -40,10 +40,14 @@ INTERNAL = {  # what the parts of onejob say to each other
     "dimensions",
     "edited",
     "ended",
+    "expect_blockers",
+    "following",
     "key_of",
     "merge",
+    "refuse_cycle",
     "replay_of",
     "request",
+    "tell_dependants",
 }
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^()\s]+)\)")
 HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)

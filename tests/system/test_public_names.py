@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import onejob
-from onejob import Admission, App, Context, Task
+from onejob import Admission, App, Chain, Context, Task
 
 NAMES = [
     "Admission",
@@ -17,6 +17,7 @@ NAMES = [
     "App",
     "Call",
     "Cancel",
+    "Chain",
     "Context",
     "DeadGroup",
     "Discard",
@@ -35,7 +36,10 @@ NAMES = [
     "Task",
     "Unique",
     "Worker",
+    "batch",
+    "chain",
     "current",
+    "group",
     "unique",
 ]
 
@@ -47,6 +51,8 @@ TWINS: list[tuple[type, str]] = [
     (Admission, "result"),
     (Admission, "covered"),
     (Context, "is_latest"),
+    (Chain, "result"),
+    (Chain, "status"),
 ]
 
 
@@ -84,7 +90,7 @@ def shape(function: Callable[..., Any]) -> tuple[list[tuple[Any, ...]], object]:
 def test_every_blocking_method_is_the_twin_of_an_async_one() -> None:
     twins = {
         (owner, name.removesuffix("_sync"))
-        for owner in (Task, App, Admission, Context, onejob.Worker, onejob.Call)
+        for owner in (Task, App, Admission, Chain, Context, onejob.Worker, onejob.Call)
         for name in vars(owner)
         if name.endswith("_sync")
     }

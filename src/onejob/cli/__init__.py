@@ -19,6 +19,8 @@ COMMANDS = {
     "jobs": ("jobs", "List jobs, newest first."),
     "job": ("jobs", "Show all about one job, its arguments included."),
     "cancel": ("jobs", "End a waiting job, or tell a running one to stop."),
+    "chains": ("chains", "List chains, newest first, each by the job that it has come to."),
+    "chain": ("chains", "Show a chain: its jobs, what it waits for, and who waits for it."),
     "dead": ("dead", "List dead letters, newest first, with the error that ended each."),
     "replay": ("dead", "Bring a dead letter back to life, or many, perhaps with other arguments."),
     "holds": ("holds", "List the jobs that hold a key, and those that wait behind them."),
