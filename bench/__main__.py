@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench import __doc__ as method
 from bench import enqueue
+from bench.chains import chains
 from bench.crowd import crowd
 from bench.drain import drain
 from bench.latency import latency
@@ -28,6 +29,7 @@ BENCHMARKS = (
     Benchmark("duplicates", enqueue.duplicates),
     Benchmark("bulk", enqueue.bulk),
     Benchmark("drain", drain),
+    Benchmark("chains", chains),
     Benchmark("latency", latency),
     Benchmark("crowd", crowd),
 )

@@ -101,6 +101,7 @@ class Postgres:
         "drain": 1.1,
         "latency": 2,
         "crowd": 1.25,
+        "chains": 1.3,
     }
     batch = 1_000
     producers = 16

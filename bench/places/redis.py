@@ -89,6 +89,7 @@ class Redis:
         "drain": 3,
         "latency": 3,
         "crowd": 1.25,
+        "chains": 1.3,
     }
     batch = 1_000
     producers = 16

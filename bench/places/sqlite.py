@@ -56,6 +56,7 @@ def places(folder: Path) -> Iterator[list[Place]]:
                 "bulk": 0.4,
                 "drain": 3,
                 "crowd": 1.25,
+                "chains": 1.3,
             },
         ),
         SQLite(

@@ -310,11 +310,11 @@ class App:
         await dependants.converse(talk, self.store, self.store.apply)
 
     async def tell_dependants(self, ended: Iterable[Job | None]) -> int:
-        """Tell whoever waits for jobs that have ended; answer how many that changes."""
-        chains = [job.chain_id for job in ended if job is not None and job.is_terminal and is_awaited(job)]
-        if not chains:
+        """Tell whoever waits for chains that these jobs have ended; answer how many that changes."""
+        news = dependants.endings(job for job in ended if job is not None and is_awaited(job))
+        if not news:
             return 0
-        return await dependants.converse(dependants.tell(chains), self.store, self.store.apply)
+        return await dependants.converse(dependants.spread(news), self.store, self.store.apply)
 
     def _admitted(self, task: Task[..., R], verdict: Verdict | OnejobError) -> Admission[R]:
         admission = self._dress(task, verdict)
@@ -505,7 +505,8 @@ class App:
         act = partial(lifecycle.cancel, reason=reason, successors=successors)
         behind = await self._behind(job_id) if successors else None
         job: Job = await self._on_job(job_id, act, "cancel")
-        await self.tell_dependants([job, *(await self.store.get([behind.id]) if behind else [])])
+        both = [job, *(await self.store.get([behind.id]) if behind else [])]
+        await self.tell_dependants(one for one in both if one is not None and one.state is State.CANCELLED)
         return job
 
     async def _behind(self, job_id: str) -> Job | None:

@@ -64,30 +64,25 @@ def converse_now(talk: Talk[T], read: Callable[[Any], Any], store: Store, apply:
 # ── when a chain has ended ────────────────────────────────────────────────────────────────────────
 
 
-def tell(chains: Iterable[str]) -> Talk[int]:
-    """Tell whoever waits for chains that they have ended; answer how many jobs that has changed."""
-    tails = yield Ask("tails", list(dict.fromkeys(chains)))
-    return (yield from spread(endings(tails)))
-
-
 def spread(news: Mapping[str, Ending]) -> Talk[int]:
-    """Bring news to those who wait for it, and to those who wait for them if they end by it."""
+    """Bring news to those who wait for it, and to those who wait for them if they end by it.
+
+    Answer how many jobs that has changed.
+    """
     changed = 0
-    while news:
-        waiting = yield from waiting_for(news)
+    while news and (waiting := (yield from waiting_for(news))):
         answers = yield Ask("apply", [Step(partial(hear, news=news), job.id) for job in waiting])
         heard = [job for job in answers if isinstance(job, Job)]
         changed += len(heard)
         heirs = {end.heir for end in news.values() if end.heir is not None} if heard else set()
-        ended = [job.chain_id for job in heard if job.is_terminal and job.traits & Trait.AWAITED]
-        ended += yield from note(heirs)
-        tails = yield Ask("tails", ended)
-        news = endings(tails)
+        ended = yield from note(heirs)
+        tails = (yield Ask("tails", ended)) if ended else []
+        news = endings([*tails, *(job for job in heard if is_awaited(job))])
     return changed
 
 
 def endings(tails: Iterable[Job | None]) -> dict[str, Ending]:
-    """Tell how chains have ended, as far as they have."""
+    """Tell how chains have ended, as far as they have, by their last jobs."""
     return {tail.chain_id: end for tail in tails if tail is not None and (end := ending(tail)) is not None}
 
 
@@ -111,10 +106,10 @@ def expect(job_id: str, chains: Sequence[str], mine: Mapping[str, Job]) -> Talk[
     `mine` are jobs of the caller's own transaction, which nobody else can see.
     """
     ended = yield from note(chains, mine)
+    if not ended:
+        return None
     tails = yield Ask("tails", ended)
     news = endings(tails)
-    if not news:
-        return None
     [answer] = yield Ask("apply", [Step(partial(hear, news=news), job_id)])
     heirs = [end.heir for end in news.values() if end.heir is not None]
     if heirs:
@@ -132,7 +127,8 @@ def note(chains: Iterable[str], mine: Mapping[str, Job] | None = None) -> Talk[l
         known = [tail or (mine or {}).get(name) for name, tail in zip(left, tails, strict=True)]
         ended += [tail.chain_id for tail in known if tail is not None and tail.is_terminal]
         fresh = [tail for tail in known if tail is not None and not tail.is_terminal and not is_awaited(tail)]
-        answers = yield Ask("apply", [Step(watch, tail.id, alone=True) for tail in fresh])
+        steps = [Step(watch, tail.id, alone=True) for tail in fresh]
+        answers = (yield Ask("apply", steps)) if steps else []
         moved = zip(fresh, answers, strict=True)
         left = [tail.chain_id for tail, job in moved if isinstance(job, Job) and job.is_terminal]
     return ended
@@ -189,7 +185,7 @@ def mend(offset: int) -> Talk[tuple[int, int]]:
     jobs = yield Ask("find", Filter(blocked=True, limit=PAGE, offset=offset, newest_first=False))
     chains = dict.fromkeys(joined.from_iterable(open_blockers(job) for job in jobs))
     ended = yield from note(chains)
-    tails = yield Ask("tails", ended)
+    tails = (yield Ask("tails", ended)) if ended else []
     changed = yield from spread(endings(tails))
     return len(jobs), changed
 

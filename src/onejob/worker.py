@@ -144,8 +144,15 @@ class Worker:
 
     async def run(self) -> None:
         """Work until told to stop, or until nothing is due if this is a draining worker."""
-        self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="onejob")
         self._processes = self._open_processes()
+        try:
+            await self._work()
+        finally:
+            if self._processes is not None:
+                await self._processes.close()
+
+    async def _work(self) -> None:
+        self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="onejob")
         settling = asyncio.create_task(self._forever(self._settle, self._hurry))
         settling.add_done_callback(lambda _: self.stop(at_once=True))  # no run without a place for its result
         keeping = [asyncio.create_task(self._every(*chore)) for chore in self._chores()]
@@ -161,8 +168,6 @@ class Worker:
             await self._finish_runs()
             raise
         finally:
-            if self._processes is not None:
-                await self._processes.close()
             for chore in keeping:
                 chore.cancel()
             self._stopping.set()

@@ -138,17 +138,6 @@ async def test_a_dry_run_tells_what_would_go_and_changes_nothing(app: App, clock
     assert again[-1] == told[-1]
 
 
-async def test_a_job_that_somebody_needs_stays_whole(
-    app: App, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await finish(app, mailer(app))
-    clock.advance("8d")
-    before = await everything(app)
-    monkeypatch.setattr("onejob.lifecycle.needed", lambda _job: True)
-    assert await app.prune() == 0
-    assert await everything(app) == before
-
-
 # ── turns ─────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -37,9 +37,11 @@ from redis import Redis
 
 from onejob import App, Job, Replay, Retry, State, Unique, lifecycle
 from onejob.app import admission_step
+from onejob.blockers import awaited, named
 from onejob.decide import Request, make, merged, replay
+from onejob.dependants import chains_named, converse, is_quiet, reach, settle_in
 from onejob.errors import OnejobError
-from onejob.job import fingerprint
+from onejob.job import Trait, fingerprint
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
 from onejob.limits import PAUSED, Rate
 from onejob.stores.contract import Filter, Lease, Step, Store, Tally
@@ -498,6 +500,37 @@ class StoresAgree(RuleBasedStateMachine):
     def force(self, wish: Wish) -> None:
         self.apply(admission_step(self.request(wish)))
 
+    @precondition(any_job)
+    @rule(
+        wish=wishes(),
+        which=st.lists(st.integers(0, 9), min_size=1, max_size=3),
+        traits=st.sampled_from([0, 0, Trait.FAILS_WITH_BLOCKER, Trait.AFTER_ALL]),
+        tells=st.booleans(),
+    )
+    def enqueue_what_waits(self, wish: Wish, which: list[int], traits: int, *, tells: bool) -> None:
+        """Let a job wait for chains; a client that dies does not tell them."""
+        chains = list(dict.fromkeys(self.some(one).chain_id for one in which))
+        request = msgspec.structs.replace(
+            self.request(wish), blockers=named(chains), arrived=awaited(chains), traits=traits
+        )
+        self.both(lambda app: admit_what_waits(app, request, tells=tells))
+
+    @rule()
+    def tell_who_waits(self) -> None:
+        """Bring news to those who wait, as whoever ends a chain does."""
+        ended = [job for job in self.jobs.values() if job.is_terminal and job.traits & Trait.AWAITED]
+        chains = [job.chain_id for job in ended]
+        tails = self.both(lambda app: app.store.tails(chains))
+        self.both(lambda app: app.tell_dependants(tails))
+
+    @precondition(any_job)
+    @rule(which=st.lists(st.integers(0, 9), min_size=1, max_size=3))
+    def look_at_chains(self, which: list[int]) -> None:
+        chains = [self.some(one).chain_id for one in which]
+        self.both(lambda app: app.store.tails(chains))
+        self.both(lambda app: app.store.find(Filter(awaits=chains)))
+        self.both(lambda app: app.store.find(Filter(blocked=True, limit=2, newest_first=False)))
+
     @precondition(any_active)
     @rule(wish=wishes(keys=KEYS), which=st.integers(0, 5), own=st.booleans())
     def enqueue_inside_a_run(self, wish: Wish, which: int, *, own: bool) -> None:
@@ -639,8 +672,9 @@ class StoresAgree(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
+        blocked = any(job.is_blocked for job in self.jobs.values())
         _, repaired = self.both(lambda app: app.sweep())
-        assert repaired == 0
+        assert repaired == 0 or blocked  # nobody else brings those the news, unless it is the rule's turn
 
     @rule()
     def replay_due(self) -> None:
@@ -734,7 +768,8 @@ def check_keys(jobs: Sequence[Job]) -> None:
     assert max([*holders.values(), *successors.values()], default=0) <= 1
     going_on = {job.held_key for job in jobs if job.held_key and not job.is_terminal}
     assert successors.keys() <= going_on
-    assert all(job.next_key for job in jobs if job.state is State.PENDING)
+    assert all(job.next_key or job.is_blocked for job in jobs if job.state is State.PENDING)
+    assert all(job.state is State.PENDING for job in jobs if job.is_blocked and not job.is_terminal)
 
 
 async def answered(act: Callable[[App], Awaitable[Any]], app: App) -> Any:
@@ -743,6 +778,16 @@ async def answered(act: Callable[[App], Awaitable[Any]], app: App) -> Any:
         return await act(app)
     except OnejobError as refusal:
         return refusal
+
+
+async def admit_what_waits(app: App, request: Request, *, tells: bool) -> Any:
+    """Admit a request that waits for chains, and do what follows from it."""
+    chains = chains_named(request.blockers)
+    reaches = await converse(reach(chains, {}), app.store, app.store.apply)
+    [verdict] = await app.store.apply([admission_step(msgspec.structs.replace(request, reaches=reaches))])
+    if not tells or is_quiet(request, verdict):
+        return verdict
+    return await converse(settle_in(request, verdict, {}), app.store, app.store.apply)
 
 
 async def replay_due(app: App) -> Any:

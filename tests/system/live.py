@@ -133,9 +133,9 @@ class Disturbed:
         self._ask()
         return await self._store.find(wanted)
 
-    async def next_due(self, namespace: str) -> datetime | None:
+    async def next_due(self, namespace: str, rates: Any = None) -> datetime | None:
         self._ask()
-        return await self._store.next_due(namespace)
+        return await self._store.next_due(namespace, rates)
 
     def pulse(self) -> Any:
         self._ask()

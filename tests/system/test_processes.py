@@ -162,13 +162,13 @@ async def test_a_run_sees_the_results_that_it_has_waited_for(crunch: Any) -> Non
 async def test_a_run_may_go_on_after_its_transaction_has_completed_the_job(
     crunch: Any, tmp_path: Path
 ) -> None:
-    async with crunch.app.worker(lease="100ms") as crew:
+    async with crunch.app.worker(lease="1s") as crew:
         asked = await crunch.book.enqueue(1, "go on")
         await noted(tmp_path, "go on 1")
         since = crunch.app.store.now()
 
         async def the_worker_has_looked_at_it_often() -> bool:
-            return bool(crunch.app.store.now() > since + timedelta(seconds=1))
+            return bool(crunch.app.store.now() > since + timedelta(seconds=2))
 
         await eventually(the_worker_has_looked_at_it_often)
         assert crew.running == 1
@@ -345,7 +345,7 @@ async def test_a_process_whose_job_was_lost_is_killed(
     crunch: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = crunch.app.store = Disturbed(crunch.app.store)
-    async with crunch.app.worker(lease="300ms") as crew:
+    async with crunch.app.worker(lease="1s") as crew:
         asked = await crunch.hang.enqueue("run")
         pids = await noted(tmp_path, "run")
         store.down = True

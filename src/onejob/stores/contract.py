@@ -74,7 +74,7 @@ class Filter:
     beyond: tuple[datetime, str] | None = None  # with that: what comes after this time and id
     besides: Collection[str] = ()  # with that: not of these tasks
     returns_by: datetime | None = None  # a task's dead letters that are to come back by then; earliest first
-    late_by: datetime | None = None  # not started, and too late to start by then
+    late_by: datetime | None = None  # not started, and too late to start by then; earliest first
     stranded: bool = False  # pending behind a predecessor that is gone
     awaits: Collection[str] = ()  # not ended, and one of its blockers is one of these chains
     blocked: bool = False  # pending until some chains have ended

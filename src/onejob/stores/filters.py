@@ -33,7 +33,7 @@ def matches(job: Job, wanted: Filter) -> bool:
 
 def page(jobs: Iterable[Job], wanted: Filter) -> list[Job]:
     """Sort jobs as a filter wants them, and cut its page out."""
-    timed = wanted.leased_until is not None or wanted.returns_by is not None
+    timed = any(time is not None for time in (wanted.leased_until, wanted.returns_by, wanted.late_by))
     ordered = sorted(jobs, key=lambda job: position(job, wanted), reverse=wanted.newest_first and not timed)
     return ordered[wanted.offset : wanted.offset + wanted.limit]
 
@@ -44,6 +44,8 @@ def position(job: Job, wanted: Filter) -> tuple[Any, ...]:
         return (job.lease_until, job.id)
     if wanted.returns_by is not None:
         return (job.run_at, job.id)
+    if wanted.late_by is not None:
+        return (job.expires_at, job.id)
     return (job.finished_at, job.id) if wanted.ended_before is not None else (job.id,)
 
 

@@ -291,30 +291,29 @@ def waiting_lists(wanted: Filter, ground: Ground) -> Iterator[tuple[Bucket, byte
 
 
 def tails(chains: Sequence[str], ground: Ground) -> Flow[list[Job | None]]:
-    """Read the last job of each chain: its last continuation, else the first job, which has its id.
-
-    One that has ended is looked for once more: its chain may have gone on between the two reads.
-    """
-    found: dict[str, Job | None] = {}
-    left = list(dict.fromkeys(chains))
-    names = yield from last_of(left, ground)
-    while left:
-        found |= zip(left, (yield from get([names[chain] for chain in left], ground)), strict=True)
-        ended = [chain for chain in left if (job := found[chain]) is not None and job.is_terminal]
-        newer = yield from last_of(ended, ground)
-        left = [chain for chain in ended if newer[chain] != names[chain]]
-        names |= newer
-    return [found[chain] for chain in chains]
+    """Read the last job of each chain; one that is not where its id says is looked for everywhere."""
+    by_place: dict[Bucket, list[str]] = {}
+    for chain in dict.fromkeys(chains):
+        by_place.setdefault(ground.home(chain), []).append(chain)
+    found = yield from tails_in(by_place)
+    astray = [chain for chain in dict.fromkeys(chains) if chain not in found]
+    if astray and len(ground.buckets) > 1:
+        found |= yield from tails_in(dict.fromkeys(ground.buckets, astray))
+    return [found.get(chain) for chain in chains]
 
 
-def last_of(chains: Sequence[str], ground: Ground) -> Flow[dict[str, str]]:
-    """Name the last job of each chain."""
-    homes = [(chain, chain.encode() + b"\0", ground.home(chain)) for chain in chains]
-    asks = [Ask(place.number, ranged(place.chains, first, None, 1, newest=True)) for _, first, place in homes]
+def tails_in(wanted: Mapping[Bucket, Sequence[str]]) -> Flow[dict[str, Job]]:
+    """Read the last jobs of chains in the buckets that are named, each bucket at one moment."""
+    asks = [
+        Ask(place.number, list(chains), "tails", [place.jobs, place.chains])
+        for place, chains in wanted.items()
+    ]
     replies = (yield asks) if asks else []
     return {
-        chain: reply[0][len(first) + POSITION :].decode() if reply else chain
-        for (chain, first, _), reply in zip(homes, replies, strict=True)
+        chain: read_job(record).job
+        for chains, reply in zip(wanted.values(), replies, strict=True)
+        for chain, record in zip(chains, reply, strict=True)
+        if record is not None
     }
 
 

@@ -26,6 +26,9 @@ SELECT pg_advisory_xact_lock(7310563241);
 -- A pooler tells its clients another number than this.
 SELECT pg_backend_pid();
 
+-- name: no_bitmaps
+SET enable_bitmapscan = off;
+
 -- name: listen
 LISTEN onejob;
 
@@ -285,7 +288,7 @@ ORDER BY lease_until LIMIT $2::bigint;
 -- name: find_late
 SELECT * FROM onejob_jobs
 WHERE expires_at <= $1::bigint AND state IN ('scheduled', 'available', 'pending', 'retryable')
-ORDER BY expires_at LIMIT $2::bigint OFFSET $3::bigint;
+ORDER BY expires_at, id LIMIT $2::bigint OFFSET $3::bigint;
 
 -- name: find_ended
 -- Jobs that ended in a state by a time, beyond a time and an id. Tasks are in the index: others cost no row.
@@ -394,10 +397,14 @@ SELECT EXISTS (
     SELECT 1 FROM json_each_text($3::text::json) AS wanted
     WHERE (
         SELECT true FROM onejob_jobs
-        WHERE state = 'available' AND namespace = $1::text AND queue = wanted.key LIMIT 1
+        WHERE state = 'available' AND namespace = $1::text AND queue = wanted.key
+        ORDER BY priority DESC, run_at, place LIMIT 1 -- by the index: those at the table's beginning have ended
     ) AND (wanted.value IS NULL OR wanted.value::bigint > (
-        SELECT count(*) FROM onejob_jobs
-        WHERE state = 'active' AND namespace = $1::text AND queue = wanted.key
+        SELECT count(*) FROM (
+            SELECT 1 FROM onejob_jobs
+            WHERE state = 'active' AND namespace = $1::text AND queue = wanted.key
+            ORDER BY lease_until LIMIT wanted.value::bigint
+        ) AS running
     ))
 );
 
@@ -411,8 +418,11 @@ WHERE state = 'available' AND namespace = $1::text AND queue = $2::text
     )
 ORDER BY priority DESC, run_at, place
 LIMIT (
-    SELECT greatest(0, least($4::bigint, $5::bigint - count(*))) FROM onejob_jobs
-    WHERE state = 'active' AND namespace = $1::text AND queue = $2::text
+    SELECT greatest(0, least($4::bigint, $5::bigint - count(*))) FROM (
+        SELECT 1 FROM onejob_jobs
+        WHERE state = 'active' AND namespace = $1::text AND queue = $2::text
+        ORDER BY lease_until LIMIT $5::bigint -- in order, for only such a scan remembers which entries are dead
+    ) AS running
 )
 FOR UPDATE OF onejob_jobs SKIP LOCKED;
 

@@ -219,7 +219,7 @@ SELECT * FROM onejob_jobs WHERE state = 'active' AND lease_until <= ? ORDER BY l
 -- name: find_late
 SELECT * FROM onejob_jobs
 WHERE expires_at <= ?1 AND state IN ('scheduled', 'available', 'pending', 'retryable')
-ORDER BY expires_at LIMIT ?2 OFFSET ?3;
+ORDER BY expires_at, id LIMIT ?2 OFFSET ?3;
 
 -- name: find_ended
 -- Jobs that ended in a state by a time, beyond a time and an id. Tasks are in the index: others cost no row.

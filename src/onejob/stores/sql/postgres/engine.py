@@ -71,6 +71,7 @@ class Engine:
             max_size=CONNECTIONS,
             timeout=max(timeout, 1.0),
             kwargs=settings,
+            configure=None if self.pooled else probe_only,
             name="onejob",
             open=True,
         )
@@ -260,6 +261,11 @@ class Engine:
         self._admissions.close()
         self.threads.shutdown()
         self._pool.close()
+
+
+def probe_only(connection: Connection[Any]) -> None:
+    """Keep the planner from bitmap scans: they read what is dead again until a vacuum comes."""
+    ask(connection, Ask("no_bitmaps"))
 
 
 class Broken(Exception):

@@ -54,7 +54,7 @@ CREATE TABLE onejob_settings (
 );
 
 -- Jobs that must start by a time, and the line of each partition.
-CREATE INDEX onejob_expiring ON onejob_jobs (expires_at)
+CREATE INDEX onejob_expiring ON onejob_jobs (expires_at, id)
     WHERE expires_at IS NOT NULL AND state IN ('scheduled', 'available', 'pending', 'retryable');
 CREATE INDEX onejob_shares ON onejob_jobs (namespace, queue, partition, priority DESC, run_at, place)
     WHERE state = 'available' AND partition IS NOT NULL;
