@@ -53,7 +53,7 @@ def chosen_next(job: Job, call: Call[Any], now: datetime) -> Job:
     return alter(make(placed(call.request(), job), now), following=job.following)
 
 
-def written_next(job: Job, result: bytes | None, now: datetime, safe: Safe | None = None) -> Job | None:
+def written_next(job: Job, result: bytes | None, now: datetime, safe: Safe | None) -> Job | None:
     """Make the job that was written down to come next, with the result before it."""
     if job.following is None:
         return None
