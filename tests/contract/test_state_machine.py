@@ -320,7 +320,7 @@ class Tables:
     def begin(self, clock: Clock) -> Store:
         self._clock = clock
         self._surgeon.execute(
-            "TRUNCATE onejob_jobs, onejob_marks, onejob_tallies, onejob_settings, onejob_starts"
+            "TRUNCATE onejob_jobs, onejob_marks, onejob_tallies, onejob_settings, onejob_starts, onejob_waits"
         )
         return self._store
 

@@ -861,13 +861,18 @@ def limit(group: Group, counter: bytes, most: int) -> None:
 
 
 def first_to_let_go(claims: Sequence[Claim], steps: Sequence[Step], now: datetime) -> int:
-    """Find the first job whose start ends it or lets another in; else the last."""
+    """Find the first job whose start ends it or lets another in; else the last.
+
+    Of those that are too late, neighbours end together.
+    """
     for position, one in enumerate(claims):
-        if may_let_go(one.job):
+        if too_late(one.job, now):
+            if position + 1 == len(claims) or not too_late(claims[position + 1].job, now):
+                return position
+        elif may_let_go(one.job):
             book = one.sight.book()
             waiting = len(book.nexts)
-            ended = book.run(steps[position], now, forget) is None and not too_late(one.job, now)
-            if ended or len(book.nexts) < waiting:
+            if book.run(steps[position], now, forget) is None or len(book.nexts) < waiting:
                 return position
     return len(claims) - 1
 

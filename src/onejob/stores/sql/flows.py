@@ -318,15 +318,21 @@ def begin(candidates: Sequence[Job], wanted: Lease, now: datetime) -> Flow[list[
 def start_in(
     book: Book, candidates: Sequence[Job], wanted: Lease, now: datetime, record: Callable[[Changes], None]
 ) -> list[Job]:
-    """Start candidates in the book, best first, up to one that lets its successor in."""
+    """Start candidates in the book, best first, up to one that ends or that lets its successor in.
+
+    Whoever comes next may be better than the next candidate. Neighbours that are too late end together.
+    """
     act = partial(start, worker=wanted.worker, lease=wanted.duration)
     started: list[Job] = []
+    late = False
     for job in candidates:
+        if late and not is_late(job, now):
+            break
         waiting = len(book.nexts)
         leased = book.run(Step(act, job.id), now, record)
         started.extend([leased] if leased is not None else [])
-        ended = leased is None and not is_late(job, now)
-        if ended or len(book.nexts) < waiting:
+        late = leased is None and is_late(job, now)
+        if not late and (leased is None or len(book.nexts) < waiting):
             break
     return started
 
