@@ -12,7 +12,7 @@ from itertools import product
 import pytest
 from redis import Redis
 
-from onejob import App, Job, Outcome, State, Unique
+from onejob import Admission, App, Job, Outcome, State, Unique
 from onejob.errors import (
     ForeignConnection,
     InvalidCall,
@@ -371,6 +371,19 @@ async def test_many_tasks_share_scripts(app: App, server: Redis) -> None:
     calls = server.info("commandstats")["cmdstat_evalsha"]["calls"] - before
     assert sum(answer.outcome is Outcome.CREATED for answer in answers) == 50
     assert calls <= 10
+
+
+async def test_one_who_is_cancelled_takes_nobody_along(app: App) -> None:
+    mail = mailer(app)
+    await asyncio.gather(*(mail.enqueue(n) for n in range(10)))  # from now on requests gather
+    for first in range(20):
+        waiting = [asyncio.create_task(mail.enqueue(n)) for n in range(5)]
+        for _ in range(1 + first % 4):  # moments at which their requests are gathered, sent, or under way
+            await asyncio.sleep(0)
+        waiting[0].cancel()
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+        assert sum(isinstance(answer, asyncio.CancelledError) for answer in answers) == 1
+        assert sum(isinstance(answer, Admission) for answer in answers) == 4
 
 
 async def test_created_and_kept_cost_one_round(app: App, server: Redis) -> None:

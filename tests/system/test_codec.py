@@ -107,7 +107,7 @@ async def test_a_command_reveals_it_if_the_app_has_the_key(vault: Any) -> None:
     assert MARKER in onejob("job", "vault:app", job_id, "--reveal")
 
 
-@pytest.mark.parametrize("key", ["", Fernet.generate_key().decode()])
+@pytest.mark.parametrize("key", ["", Fernet.generate_key().decode()], ids=["none", "another"])
 async def test_without_the_key_a_command_says_what_is_missing(vault: Any, key: str) -> None:
     job_id = await finished(vault)
     told = onejob("job", "vault:app", job_id, "--reveal", VAULT_KEY=key)

@@ -135,13 +135,12 @@ class Line:
         """Apply steps at once, or with all that has gathered when what is under way has come back."""
         if self._busy:
             return await self._gather(steps)
+        if self._crowded:  # those who were answered together will ask again together: let them
+            mine = self._gather(steps)
+            self._hand_over(ground)
+            return await mine
         self._busy = True
         try:
-            if self._crowded:  # those who were answered together will ask again together: let them
-                mine = self._gather(steps)
-                await asyncio.sleep(0)
-                await self._work(ground)
-                return await mine
             return await self.run(apply(steps, ground))
         finally:
             self._busy = False
@@ -167,16 +166,23 @@ class Line:
             self._busy = False
 
     async def _work(self, ground: Ground) -> None:
-        """Apply what has gathered in one go; if that fails, each alone, so that only the guilty one fails."""
+        """Apply what has gathered in one go; if that fails, each alone, so that only the guilty one fails.
+
+        This runs in a task of its own, for whoever asked may be cancelled, and the others not with it.
+        """
         taken, self._gathered = self._gathered, []
         self._crowded = len(taken) > 1
+        try:
+            await self._answer(taken, ground)
+        except asyncio.CancelledError:
+            fail(taken, StoreError("The event loop is closing: nobody knows whether this was stored."))
+            raise
+
+    async def _answer(self, taken: Sequence[Request], ground: Ground) -> None:
         try:
             answers = await self.run(apply([step for steps, _ in taken for step in steps], ground))
         except StoreError as error:
             fail(taken, error)
-        except asyncio.CancelledError:
-            fail(taken, StoreError("The event loop is closing: nobody knows whether this was stored."))
-            raise
         except Exception:  # noqa: BLE001 - each gets its own
             for one in taken:
                 await self._alone(one, ground)
