@@ -151,7 +151,8 @@ class Process:
     @property
     def is_alive(self) -> bool:
         """Whether it can run a job, as far as one can know."""
-        return self._process.returncode is None and not self._reader.at_eof()
+        ended = self._process.returncode is not None or self._reader.at_eof()
+        return not ended and not has_exited(self._process.pid)
 
     async def ready(self) -> None:
         """Wait until it has imported the app, or has failed to."""
@@ -242,6 +243,16 @@ class Process:
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
         return answer
+
+
+def has_exited(pid: int) -> bool:
+    """Ask the system whether a child has ended, for the event loop may not have heard of it yet."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        return False
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 def failure(kind: str, message: str) -> Failed:

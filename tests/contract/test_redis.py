@@ -110,6 +110,7 @@ def test_scripts_touch_no_key_but_those_they_were_given() -> None:
             "paused",
             "counters",
             "times",
+            "chains",
         }
         for line in lines:
             for verb, target in re.findall(r"\bcall\('?(\w+(?:\[at \+ 1\])?)'?(?:, ([^,)]+))?", line):
