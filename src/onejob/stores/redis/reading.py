@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -76,8 +76,10 @@ def find(wanted: Filter, ground: Ground) -> Flow[list[Job]]:
         return (yield from find_by_time(wanted, ground))
     if wanted.ended_before is not None:
         return (yield from find_ended(wanted, ground))
-    if wanted.awaits or wanted.blocked:
-        return (yield from page(list(waiting_lists(wanted, ground)), wanted))
+    if wanted.awaits:
+        return (yield from find_awaiting(wanted, ground))
+    if wanted.blocked:
+        return (yield from page([(place, place.blocked) for place in ground.buckets], wanted))
     if wanted.held or wanted.stranded:
         return (yield from find_standing(wanted, ground))
     if wanted.chain_id is not None:
@@ -115,7 +117,7 @@ def page(names: Names, wanted: Filter, prefix: bytes = b"") -> Flow[list[Job]]:
         read = dict(zip(list(cursors), replies, strict=True))
         edge = boundary(read, size, newest=wanted.newest_first)
         cursors, batch = advance(cursors, read, edge, size, newest=wanted.newest_first)
-        batch = sorted(set(batch), key=lambda one: one[1], reverse=wanted.newest_first)
+        batch.sort(key=lambda one: one[1], reverse=wanted.newest_first)
         jobs = yield from fetch([(place, member[len(prefix) :]) for place, member in batch])
         found += [job for job in jobs if job is not None and matches(job, wanted)]
     return found[wanted.offset : wanted.offset + wanted.limit]
@@ -281,13 +283,15 @@ def stranded(successors: Sequence[Job], ground: Ground) -> Flow[list[Job | None]
     return left
 
 
-def waiting_lists(wanted: Filter, ground: Ground) -> Iterator[tuple[Bucket, bytes]]:
-    """Name the lists of jobs that wait for some chains, or for any."""
-    for place in ground.buckets:
-        if wanted.awaits:
-            yield from ((place, place.awaiting(chain)) for chain in wanted.awaits)
-        else:
-            yield place, place.blocked
+def find_awaiting(wanted: Filter, ground: Ground) -> Flow[list[Job]]:
+    """List the jobs that wait for some chains: of each bucket, all in one go."""
+    asks = [
+        Ask(place.number, ("ZUNION", len(wanted.awaits), *map(place.awaiting, wanted.awaits)))
+        for place in ground.buckets
+    ]
+    replies = yield asks
+    names = [(place, name) for place, reply in zip(ground.buckets, replies, strict=True) for name in reply]
+    return chosen((yield from fetch(names)), wanted)
 
 
 def tails(chains: Sequence[str], ground: Ground) -> Flow[list[Job | None]]:
