@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 
-from onejob.admission import LOOK_AGAIN, Admission, result_of, seconds
-from onejob.context import running
+from onejob.admission import LOOK_AGAIN, Admission, refuse_deadlock, result_of, seconds
 from onejob.continuing import written
 from onejob.decide import Request
-from onejob.errors import InvalidCall, ResultGone, UnknownJob, WouldDeadlock
+from onejob.errors import InvalidCall, ResultGone, UnknownJob
 from onejob.job import Job, State, Trait
 from onejob.lifecycle import phase
 from onejob.schedule import Duration
@@ -76,9 +75,6 @@ class Chain(Generic[R]):
 
         Raises JobFailed, JobCancelled, ResultGone, WouldDeadlock or TimeoutError.
         """
-        context = running()
-        if context is not None and context.job.chain_id == self.id:
-            raise WouldDeadlock
         async with asyncio.timeout(seconds(timeout)):
             tail = await self._ended()
         task = self._app.tasks.get(tail.task)
@@ -91,6 +87,8 @@ class Chain(Generic[R]):
             [tail] = await self._app.store.tails([chain_id])
             if tail is None:
                 raise ResultGone(f"Chain {chain_id} has been removed, and its result with it.")
+            if not tail.is_terminal:
+                refuse_deadlock(tail)
             if tail.superseded_by is not None:
                 chain_id = tail.superseded_by
             elif tail.is_terminal:

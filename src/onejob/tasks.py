@@ -322,9 +322,10 @@ class Task(Generic[P, R]):
         )
 
     def following(self, admissions: Sequence[Any], traits: int) -> Task[P, R]:
-        """Return this task for a call that comes after others, in a way that only batches know."""
-        copy = self.options(after=list(admissions))
-        copy.__dict__["template"] = msgspec.structs.replace(copy.template, traits=traits)
+        """Return this task for a call that comes after others too, in a way that only batches know."""
+        copy = self.options(after=[*chains_of(self._options.after, "after"), *admissions])
+        both = copy.template.traits | traits
+        copy.__dict__["template"] = msgspec.structs.replace(copy.template, traits=both)
         return copy
 
     @cached_property

@@ -486,6 +486,17 @@ async def test_a_batch_is_followed_by_what_it_came_to(app: App, dead: bool, ran:
     assert left["on_success"] is (State.PENDING if dead else State.COMPLETED)
 
 
+async def test_what_follows_a_batch_keeps_its_own_options(app: App) -> None:
+    add, give, bad = adder(app), number(app), failing(app)
+    other = await give.enqueue(5)
+    follower = add.options(after=other, on_blocker_failure="fail")
+    members = await batch(give.call(1), on_success=follower.call(10)).enqueue()
+    doomed = await batch(bad.call(), on_success=follower.call()).enqueue()
+    await work(app)
+    assert await members.callbacks["on_success"].result(5) == 16
+    assert await state_of(app, doomed.callbacks["on_success"]) is State.DISCARDED
+
+
 def test_an_empty_group_is_refused() -> None:
     with pytest.raises(InvalidCall, match="at least one call"):
         group()

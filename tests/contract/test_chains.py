@@ -17,7 +17,7 @@ from onejob.errors import (
     WouldDeadlock,
 )
 from onejob.testing import Clock
-from tests.contract.steps import everything, fail, lease, mailer, settle_with, start
+from tests.contract.steps import everything, fail, inside, lease, mailer, settle_with, start
 
 
 async def work(app: App) -> int:
@@ -396,6 +396,16 @@ async def test_a_chain_cannot_be_awaited_by_itself(app: App) -> None:
     one = await first.enqueue()
     await work(app)
     assert (await one.chain.last()).failures[0]["message"] == "seen"
+
+
+async def test_a_chain_that_runs_only_after_this_one_cannot_be_awaited_in_it(app: App) -> None:
+    mail = mailer(app, Unique.coalesce(by="to"))
+    await mail.enqueue(1)
+    running = await start(app)
+    behind = await inside(app, running, lambda: mail.enqueue(1, "again"))
+    assert behind.outcome is Outcome.RERUN
+    with pytest.raises(WouldDeadlock):
+        await inside(app, running, lambda: behind.chain.result(5))
 
 
 async def test_a_chain_is_awaited_while_it_runs(app: App) -> None:

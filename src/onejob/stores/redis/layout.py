@@ -19,6 +19,7 @@ from onejob.job import EPOCH, TERMINAL, UNSTARTED, Job, State
 from onejob.limits import PAUSED
 
 VERSION = 1  # of this layout
+POSITION = 10  # digits of a continuation's place in its chain
 MICROSECOND = timedelta(microseconds=1)
 SIGN = 1 << 63
 _rank = struct.Struct(">QQQ").pack
@@ -172,7 +173,7 @@ def entries(place: Bucket, job: Job) -> Entries:
     if job.key is not None:
         found[place.keyed, job.key + name] = b"0"
     if job.chain_index:
-        found[place.chains, b"%b\0%010d%b" % (job.chain_id.encode(), job.chain_index, name)] = b"0"
+        found[place.chains, chained(job)] = b"0"
     if job.blockers is not None and job.state not in TERMINAL:
         found |= {(place.blocked, name): b"0"} if job.state is State.PENDING else {}
         found |= {(place.awaiting(chain), name): b"0" for chain in job.awaits}
@@ -198,6 +199,11 @@ def partition(name: str) -> bytes:
 def share(namespace: str, queue: str, name: str) -> bytes:
     """Name the counter of a partition's active jobs."""
     return b"%b:%b" % (frame(namespace, queue), partition(name))
+
+
+def chained(job: Job) -> bytes:
+    """Write a continuation such that a chain's sort by their place in it; `tails` reads it, too."""
+    return b"%b\0%0*d%b" % (job.chain_id.encode(), POSITION, job.chain_index, job.id.encode())
 
 
 def counters(place: Bucket, job: Job) -> list[tuple[bytes, bytes]]:

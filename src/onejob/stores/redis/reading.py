@@ -13,13 +13,12 @@ from onejob.limits import PAUSED, Rate
 from onejob.stores.contract import SCHEDULES, Counts, Filter, Step, Tally
 from onejob.stores.filters import matches
 from onejob.stores.redis.flows import Ask, Flow, Ground, peek
-from onejob.stores.redis.layout import MICROSECOND, Bucket, frame, micros
+from onejob.stores.redis.layout import MICROSECOND, POSITION, Bucket, frame, micros
 from onejob.stores.redis.records import read_job
 
 PAGE = 500  # ids read at once from an index
 SHORTEST_READ = 20  # of many lists that are merged
 FOLDED_AT_ONCE = 500
-POSITION = 10  # digits of a continuation's place in its chain
 
 Names = list[tuple[Bucket, bytes]]
 

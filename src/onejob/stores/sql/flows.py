@@ -17,8 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from onejob.job import Changes, Job, Trait, View
-from onejob.lifecycle import mature, rank, start
-from onejob.lifecycle import too_late as is_late
+from onejob.lifecycle import mature, rank, start, too_late
 from onejob.limits import Rate
 from onejob.stores.book import Book
 from onejob.stores.contract import Counts, Filter, Lease, Step, Tally
@@ -326,12 +325,12 @@ def start_in(
     started: list[Job] = []
     late = False
     for job in candidates:
-        if late and not is_late(job, now):
+        if late and not too_late(job, now):
             break
         waiting = len(book.nexts)
         leased = book.run(Step(act, job.id), now, record)
         started.extend([leased] if leased is not None else [])
-        late = leased is None and is_late(job, now)
+        late = leased is None and too_late(job, now)
         if not late and (leased is None or len(book.nexts) < waiting):
             break
     return started
