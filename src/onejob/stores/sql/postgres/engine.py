@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import Connection
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from onejob.errors import AdmissionBusy, StoreUnavailable
@@ -25,11 +24,11 @@ from onejob.stores.sql.postgres.faults import LOCK_TIMEOUT, is_race, sqlstate, t
 from onejob.stores.sql.postgres.flows import LATER, Moved, Patience, Rises, Settled, Talk, converse
 from onejob.stores.sql.postgres.schema import prepare_schema
 from onejob.stores.sql.postgres.spare import Spare, SpareAwaited
-from onejob.stores.sql.postgres.wire import InDoubt, Line, ask, ask_all, transact
+from onejob.stores.sql.postgres.wire import InDoubt, Line, ask, transact
 from onejob.stores.sql.rows import instant
 
 T = TypeVar("T")
-Work = Callable[[Connection[Any]], T]
+Work = Callable[[Line], T]
 
 BRIEFLY = 50  # milliseconds that a group waits for somebody else's transaction before it goes on without
 THREADS = 6
@@ -99,9 +98,9 @@ class Engine:
             self.run(self._set_clock)
         return utcnow() + self._offset
 
-    def _set_clock(self, connection: Connection[Any]) -> None:
+    def _set_clock(self, line: Line) -> None:
         before = utcnow()
-        [[micros]] = ask(connection, Ask("clock"))
+        [[micros]] = line.ask(Ask("clock"))
         after = utcnow()
         server = instant(micros)
         assert server is not None  # a clock always tells the time
@@ -198,7 +197,7 @@ class Engine:
 
     def _settle_once(self, steps: Sequence[Step], patience: Patience, rises: frozenset[str]) -> list[Any]:
         plan = partial(flows.settle, steps, self.now, patience, rises)
-        answers, writes = self.run(lambda connection: transact(connection, plan(), patience))
+        answers, writes = self.run(lambda line: transact(line, plan(), patience))
         if writes:
             self._changed()
         return answers
@@ -207,14 +206,14 @@ class Engine:
 
     def talk(self, plan: Callable[[], Talk[T]]) -> T:
         """Carry on a talk whose batches need no common transaction."""
-        return self.run(lambda connection: converse(plan(), partial(ask_all, connection)))
+        return self.run(lambda line: converse(plan(), line.ask_all))
 
     def transact(self, plan: Callable[[], Talk[Settled]]) -> Any:
         """Carry on a talk in one transaction, again if somebody was quicker; give its one answer."""
         ends, patience = time.monotonic() + self._timeout, Patience(int(self._timeout * 1000))
         while True:
             try:
-                [answer], _ = self.run(lambda connection: transact(connection, plan(), patience))
+                [answer], _ = self.run(lambda line: transact(line, plan(), patience))
             except (Moved, psycopg.Error) as race:
                 if time.monotonic() > ends:
                     raise outrun(self.place) from race
@@ -263,9 +262,9 @@ class Engine:
         self._pool.close()
 
 
-def probe_only(connection: Connection[Any]) -> None:
+def probe_only(line: Line) -> None:
     """Keep the planner from bitmap scans: they read what is dead again until a vacuum comes."""
-    ask(connection, Ask("no_bitmaps"))
+    line.ask(Ask("no_bitmaps"))
 
 
 class Broken(Exception):
