@@ -32,9 +32,10 @@ class Unconnected(Exception):
 class Admissions:
     """The admissions of one event loop, over one connection."""
 
-    def __init__(self, url: str, settings: dict[str, Any], admit: Admit) -> None:
+    def __init__(self, url: str, settings: dict[str, Any], first: Sequence[Ask], admit: Admit) -> None:
         self._url = url
         self._settings = settings
+        self._first = first  # what is said once over every connection
         self._admit = admit
         self._busy = False
         self._waiting: list[Waiting] = []
@@ -93,12 +94,15 @@ class Admissions:
     async def _connect(self) -> Voice:
         try:
             connection = await AsyncConnection.connect(self._url, **self._settings)
+            voice = Voice(connection)
+            if self._first:
+                await exchange(voice, self._first)
         except psycopg.Error as error:
             raise Unconnected from error
         self._connection = connection
         self._finish = weakref.finalize(self, connection.pgconn.finish)
-        self._voice = Voice(connection)
-        return self._voice
+        self._voice = voice
+        return voice
 
     def close(self) -> None:
         """Close the connection, whether or not its loop still runs."""

@@ -30,7 +30,7 @@ from onejob.stores.sql.rows import instant
 T = TypeVar("T")
 Work = Callable[[Line], T]
 
-BRIEFLY = 50  # milliseconds that a group waits for somebody else's transaction before it goes on without
+BRIEFLY = Patience(50)  # for somebody else's transaction, before a group goes on without
 THREADS = 6
 CONNECTIONS = THREADS + 4  # besides the threads' own: the lane's, and some for blocking callers
 KEPT = 16  # connections at most, of threads and of each loop, that wait for a handler's next transaction
@@ -59,10 +59,12 @@ class Engine:
         self._greet(url)
         settings: dict[str, Any] = {"autocommit": True, "application_name": "onejob"}
         settings |= {"prepare_threshold": None} if self.pooled else {}
+        first = [] if self.pooled else introduction()
+        self._before = [Ask("lock_timeout", (BRIEFLY.text,))] if self.pooled else []
         kept = 0 if self.pooled else KEPT  # a pooler keeps them, and gives each transaction another
         self.spare = Spare(url, place, settings, kept=kept)
         self.spare_awaited = Loops(lambda: SpareAwaited(url, place, settings, kept=kept))
-        self._loops = Loops(lambda: Admissions(url, settings, self._hopes))
+        self._loops = Loops(lambda: Admissions(url, settings, first, self._hopes))
         self._pool = ConnectionPool(
             url,
             connection_class=Line,
@@ -70,7 +72,7 @@ class Engine:
             max_size=CONNECTIONS,
             timeout=max(timeout, 1.0),
             kwargs=settings,
-            configure=None if self.pooled else probe_only,
+            configure=None if self.pooled else introduce,
             name="onejob",
             open=True,
         )
@@ -133,7 +135,7 @@ class Engine:
 
     def _hopes(self, steps: Sequence[Step]) -> Talk[list[Any]]:
         """Hope, and tell others of what is new."""
-        answers, wrote = yield from flows.admit(steps, self.now(), Patience(BRIEFLY))
+        answers, wrote = yield from flows.admit(steps, self.now(), self._before)
         if wrote:
             self._changed()
         return answers
@@ -152,7 +154,7 @@ class Engine:
 
     def apply_now(self, steps: Sequence[Step]) -> list[Any]:
         """Run steps in order on this thread; LATER stands for those that must be waited for."""
-        patience = Patience(BRIEFLY, skips_locked=True)
+        patience = BRIEFLY._replace(skips_locked=True)
         answers = self._hope(steps)
         later = [step for step, answer in zip(steps, answers, strict=True) if answer is LATER]
         if later:
@@ -208,6 +210,16 @@ class Engine:
         """Carry on a talk whose batches need no common transaction."""
         return self.run(lambda line: converse(plan(), line.ask_all))
 
+    def talk_patiently(self, plan: Callable[[], Talk[T]]) -> T:
+        """Do the same, again if somebody had locked what it reads, such as who changes a table."""
+        ends = time.monotonic() + self._timeout
+        while True:
+            try:
+                return self.talk(plan)
+            except AdmissionBusy:
+                if time.monotonic() > ends:
+                    raise
+
     def transact(self, plan: Callable[[], Talk[Settled]]) -> Any:
         """Carry on a talk in one transaction, again if somebody was quicker; give its one answer."""
         ends, patience = time.monotonic() + self._timeout, Patience(int(self._timeout * 1000))
@@ -262,9 +274,17 @@ class Engine:
         self._pool.close()
 
 
-def probe_only(line: Line) -> None:
-    """Keep the planner from bitmap scans: they read what is dead again until a vacuum comes."""
-    line.ask(Ask("no_bitmaps"))
+def introduction() -> list[Ask]:
+    """List what a connection is told once, if it is ours alone: to wait briefly, and to scan no bitmaps.
+
+    Such scans read what is dead again until a vacuum comes.
+    """
+    return [Ask("no_bitmaps"), Ask("brief_locks", (BRIEFLY.text,))]
+
+
+def introduce(line: Line) -> None:
+    """Tell a new connection how we mean to use it."""
+    line.ask_all(introduction())
 
 
 class Broken(Exception):

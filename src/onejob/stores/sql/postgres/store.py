@@ -197,7 +197,7 @@ class PostgresStore:
         return await self._read(lambda engine: common.next_due(namespace, rates, engine.now()))
 
     async def _read(self, flow: Callable[[Engine], Flow[T]]) -> T:
-        return await self._in_thread(lambda engine: engine.talk(lambda: one_by_one(flow(engine))))
+        return await self._in_thread(lambda engine: engine.talk_patiently(lambda: one_by_one(flow(engine))))
 
     # ── hints ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -23,6 +23,7 @@ TEXTS = statements("postgres")
 SQL = {name: text.encode() for name, text in TEXTS.items()}
 NAMES = {name: b"onejob_" + name.encode() for name in TEXTS}
 BINARY = 1
+FAILED, SYNC, BAD = int(ExecStatus.FATAL_ERROR), int(ExecStatus.PIPELINE_SYNC), int(ConnStatus.BAD)
 
 
 class Voice:
@@ -75,25 +76,29 @@ class Voice:
         link.consume_input()
         while not link.is_busy():
             result = link.get_result()
-            if result is None and link.status == ConnStatus.BAD:
-                raise OperationalError("the connection is lost")
-            if result is not None and result.status == ExecStatus.PIPELINE_SYNC:
+            if result is None:
+                if link.status == BAD:
+                    raise OperationalError("the connection is lost")
+            elif result.status == SYNC:
                 link.exit_pipeline_mode()
                 return True
-            if result is not None:
+            else:
                 self._heard.append(result)
         return False
 
     def answers(self) -> list[list[Row]]:
         """Give the rows of each statement, or raise what the first that failed raised."""
-        failed = [result for result in self._heard if result.status == ExecStatus.FATAL_ERROR]
-        answers = list(zip(self._said, self._heard, strict=bool(not failed)))
-        self._known |= {
-            name for (name, run), result in answers if not run and result.status == ExecStatus.COMMAND_OK
-        }
-        if failed:
-            raise error_from_result(failed[0])
-        return [self._rows(result) for (_, run), result in answers if run]
+        answers: list[list[Row]] = []
+        said = iter(self._said)
+        for result in self._heard:
+            if result.status == FAILED:
+                raise error_from_result(result)
+            name, run = next(said)
+            if run:
+                answers.append(self._rows(result))
+            else:
+                self._known.add(name)
+        return answers
 
     def _rows(self, result: PGresult) -> list[Row]:
         if not result.ntuples:
