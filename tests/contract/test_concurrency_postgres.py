@@ -112,21 +112,16 @@ async def test_a_bulk_meets_the_completion_of_the_same_keys(apps: list[App]) -> 
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "BRIEFLY", Patience(20_000))
-
-
-@pytest.fixture
 def stage(postgres_url: str, clock: Clock) -> Iterator[Stage]:
     with open_stage(postgres_url, clock) as stage:
         yield stage
 
 
-@pytest.mark.usefixtures("patience")
 def test_a_holder_that_ends_between_the_conflict_and_the_look_leaves_the_key_to_the_newcomer(
-    stage: Stage,
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newcomer's statement began before the holder's commit, so that it can see neither row."""
+    monkeypatch.setattr(engine, "BRIEFLY", Patience(20_000))
     holder, newcomer = stage.sessions
     holder.begin([ask(1, COALESCE)], visiting=True)
     while holder.next != "the caller's commit":

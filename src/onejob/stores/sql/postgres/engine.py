@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -15,13 +15,14 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from onejob.errors import AdmissionBusy, StoreUnavailable
 from onejob.forks import generation
-from onejob.stores.contract import Step, utcnow
+from onejob.job import Job
+from onejob.stores.contract import Lease, Step, utcnow
 from onejob.stores.lane import Closed, Lane
 from onejob.stores.sql.flows import Ask
 from onejob.stores.sql.postgres import flows
 from onejob.stores.sql.postgres.awaiting import Admissions, Loops, Unconnected
 from onejob.stores.sql.postgres.faults import LOCK_TIMEOUT, is_race, sqlstate, translated, unavailable
-from onejob.stores.sql.postgres.flows import LATER, Moved, Patience, Rises, Settled, Talk, converse
+from onejob.stores.sql.postgres.flows import LATER, Moved, Now, Patience, Rises, Settled, Talk, converse
 from onejob.stores.sql.postgres.schema import prepare_schema
 from onejob.stores.sql.postgres.spare import Spare, SpareAwaited
 from onejob.stores.sql.postgres.wire import InDoubt, Line, ask, transact
@@ -29,6 +30,7 @@ from onejob.stores.sql.rows import instant
 
 T = TypeVar("T")
 Work = Callable[[Line], T]
+Plan = Callable[[Now, Patience, Collection[str]], Talk[Settled]]
 
 BRIEFLY = Patience(50)  # for somebody else's transaction, before a group goes on without
 THREADS = 6
@@ -170,36 +172,47 @@ class Engine:
 
     def _settle_briefly(self, steps: Sequence[Step], patience: Patience) -> list[Any]:
         try:
-            return self.settle(steps, patience)
+            return self.settle(partial(flows.settle, steps), patience)
         except AdmissionBusy:  # one of them is: which one shows when each is tried alone
             return [LATER for _ in steps]
+
+    def turn(self, steps: Sequence[Step], wanted: Lease) -> tuple[list[Any], list[Job]]:
+        """Run steps and lease in one transaction; LATER stands for steps that must be waited for."""
+        try:
+            answers, jobs = self.settle(
+                partial(flows.turn, steps, wanted), BRIEFLY._replace(skips_locked=True)
+            )
+        except AdmissionBusy:
+            return [LATER for _ in steps], []
+        self._changed()
+        return answers, jobs
 
     def settle_alone(self, steps: Sequence[Step]) -> list[Any]:
         """Run steps one after the other, waiting for other transactions as long as the app allows."""
         answers: list[Any] = []
         for step in steps:
             try:
-                answers += self.settle([step], Patience(int(self._timeout * 1000)))
+                answers += self.settle(partial(flows.settle, [step]), Patience(int(self._timeout * 1000)))
             except AdmissionBusy as busy:
                 answers.append(busy)
         return answers
 
-    def settle(self, steps: Sequence[Step], patience: Patience) -> list[Any]:
+    def settle(self, plan: Plan, patience: Patience) -> list[Any]:
         """Decide steps under locks, again if somebody was quicker."""
         ends = time.monotonic() + self._timeout
         rises: frozenset[str] = frozenset()
         while True:
             try:
-                return self._settle_once(steps, patience, rises)
+                return self._settle_once(plan, patience, rises)
             except Rises as rising:
                 rises |= rising.ids
             except (Moved, psycopg.Error) as race:
                 if time.monotonic() > ends:
                     raise outrun(self.place) from race
 
-    def _settle_once(self, steps: Sequence[Step], patience: Patience, rises: frozenset[str]) -> list[Any]:
-        plan = partial(flows.settle, steps, self.now, patience, rises)
-        answers, writes = self.run(lambda line: transact(line, plan(), patience))
+    def _settle_once(self, plan: Plan, patience: Patience, rises: frozenset[str]) -> list[Any]:
+        talk = partial(plan, self.now, patience, rises)
+        answers, writes = self.run(lambda line: transact(line, talk(), patience))
         if writes:
             self._changed()
         return answers

@@ -106,6 +106,17 @@ def answered(talk: Talk[None], answers: list[list[Row]]) -> Sequence[Ask] | None
         return None
 
 
+def preceded(before: Sequence[Ask], talk: Talk[T]) -> Talk[T]:
+    """Carry on a talk whose first batch follows statements that nobody needs the answers of."""
+    try:
+        asks = next(talk)
+        answers = (yield [*before, *asks])[len(before) :]
+        while True:
+            answers = yield talk.send(answers)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
 # ── admission, hoping ─────────────────────────────────────────────────────────────────────────────
 
 
@@ -369,11 +380,25 @@ def some(name: str, records: Sequence[Any]) -> Iterator[Ask]:
 # ── leasing ───────────────────────────────────────────────────────────────────────────────────────
 
 
+def turn(
+    steps: Sequence[Step], wanted: Lease, now: Now, patience: Patience, rises: Collection[str] = ()
+) -> Talk[Settled]:
+    """Settle steps, and start what they make room for. Queues are locked first, as by whoever leases."""
+    answers, writes = yield from preceded(queue_locks(wanted), settle(steps, now, patience, rises))
+    [jobs], starts = yield from preceded(writes, lease(wanted, now))
+    return Settled([answers, jobs], starts)
+
+
+def queue_locks(wanted: Lease) -> list[Ask]:
+    """Lock the queues from which starts must be counted."""
+    return [Ask("lock_queue", (wanted.namespace, queue)) for queue in wanted.limited]
+
+
 def lease(wanted: Lease, now: Now) -> Talk[Settled]:
     """Make due jobs available, then start the best that nobody else is about to start."""
     timed_due = Ask("timed_due", (micros(now()), MATURED_AT_ONCE))
     start = partial(begin, wanted=wanted, now=now)
-    locks = [Ask("lock_queue", (wanted.namespace, queue)) for queue in wanted.limited]
+    locks = queue_locks(wanted)
     counted = bool(wanted.shares or wanted.rates)
     # As is usual, nothing becomes due by time, and only active jobs must be counted: all in one batch.
     answers = yield [*locks, timed_due, *([] if counted else flows.offers(wanted))]

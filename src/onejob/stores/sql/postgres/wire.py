@@ -12,7 +12,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from onejob.stores.sql.flows import Ask
-from onejob.stores.sql.postgres.flows import Patience, Settled, Talk, converse
+from onejob.stores.sql.postgres.flows import Patience, Settled, Talk, converse, preceded
 from onejob.stores.sql.postgres.voice import SQL, Voice
 from onejob.stores.sql.rows import Row
 
@@ -68,17 +68,9 @@ def ask(connection: Connection[Any], question: Ask) -> list[Row]:
 
 def transact(line: Line, talk: Talk[Settled], patience: Patience) -> Settled:
     """Carry on a talk in one transaction, and write what it decided."""
-    begun = False
-
-    def ask_inside(asks: Sequence[Ask]) -> list[list[Row]]:
-        nonlocal begun
-        if begun:
-            return line.ask_all(asks)
-        begun = True
-        return line.ask_all([Ask("begin"), Ask("lock_timeout", (patience.text,)), *asks])[2:]
-
+    begin = [Ask("begin"), Ask("lock_timeout", (patience.text,))]
     try:
-        settled = converse(talk, ask_inside)
+        settled = converse(preceded(begin, talk), line.ask_all)
         commit(line, settled.writes)
     except BaseException:
         undo(line)
