@@ -256,9 +256,8 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     prior_job: str | None = None
 
 
-def alter(job: Job, **changes: Any) -> Job:
-    """Return the job with some fields changed."""
-    return msgspec.structs.replace(job, **changes)
+alter = msgspec.structs.replace
+"""Return a job with some fields changed."""
 
 
 def fingerprint(args: bytes, meta: bytes) -> bytes:

@@ -303,29 +303,35 @@ class Task(Generic[P, R]):
         policy = template.policy
         bound = self.signature.bind(args, kwargs)
         clear = encode(bound, "The arguments", self.app.max_args)
-        payload, payload_digest = pack(self.app.safe, clear, template.meta)
+        payload, payload_digest = pack(self.app.safe, clear, template.job.meta)
         hashed = None if policy is None else self.key_of(bound, policy)
         job_id, place = new_id(hashed)
         context = running()
-        return msgspec.structs.replace(
-            template,
+        job = alter(
+            template.job,
             id=job_id,
+            chain_id=job_id,
             place=place,
             args=payload,
             payload_digest=payload_digest,
             key=hashed,
-            policy=None if hashed is None else policy,  # a key function may say: not unique this time
             version=version_of(bound, policy),
             parent_id=None if context is None else context.job.id,
-            running_chain=None if context is None else context.job.chain_id,
             partition=self._partition_of(bound),
+        )
+        return msgspec.structs.replace(
+            template,
+            job=job,
+            policy=None if hashed is None else policy,  # a key function may say: not unique this time
+            running_chain=None if context is None else context.job.chain_id,
         )
 
     def following(self, admissions: Sequence[Any], traits: int) -> Task[P, R]:
         """Return this task for a call that comes after others too, in a way that only batches know."""
         copy = self.options(after=[*chains_of(self._options.after, "after"), *admissions])
-        both = copy.template.traits | traits
-        copy.__dict__["template"] = msgspec.structs.replace(copy.template, traits=both)
+        job = copy.template.job
+        job = alter(job, traits=job.traits | traits)
+        copy.__dict__["template"] = msgspec.structs.replace(copy.template, job=job)
         return copy
 
     @cached_property
@@ -338,32 +344,42 @@ class Task(Generic[P, R]):
     def template(self) -> Request:
         """What every request of this task, with these options, has in common."""
         options, policy = self._options, self.policy
-        chains = list(chains_of(options.after, "after"))
         if policy is not None and policy.wait is not None and (options.delay or options.run_at):
             raise InvalidCall("wait= says when a debounced job runs: leave delay= and run_at= out.")
         return Request(
+            self._model(list(chains_of(options.after, "after"))),
+            policy,
+            delay=None if options.delay is None else duration(options.delay),
+            run_at=options.run_at,
+            expires_in=self._expires_in(),
+            force=options.force,
+            max_depth=self.app.queues[self._queue()].max_depth,
+            excludes=frozenset(chains_of(options.exclude, "exclude")),
+        )
+
+    def _model(self, chains: Sequence[str]) -> Job:
+        """Make what every job of this task, with these options, has in common."""
+        options, limit = self._options, self.app.max_args
+        return Job(
             id="",
-            place=0,
             namespace=self.app.namespace,
             task=self.name,
             queue=self._queue(),
-            args=b"",
-            meta=NO_META if options.meta is None else encode(dict(options.meta), "meta=", self.app.max_args),
-            payload_digest=b"",
+            state=State.AVAILABLE,
             priority=self.priority if options.priority is None else options.priority,
+            run_at=EPOCH,
+            place=0,
+            created_at=EPOCH,
+            args=b"",
+            meta=NO_META if options.meta is None else encode(dict(options.meta), "meta=", limit),
+            payload_digest=b"",
             retry=options.retry or self.retry,
+            chain_id="",
             timeout=self.timeout if options.timeout is None else duration(options.timeout).total_seconds(),
-            delay=None if options.delay is None else duration(options.delay),
-            run_at=options.run_at,
-            policy=policy,
-            force=options.force,
+            traits=WITH_BLOCKERS[options.on_blocker_failure],
             expires_at=options.expires_at,
-            expires_in=self._expires_in(),
-            max_depth=self.app.queues[self._queue()].max_depth,
-            excludes=frozenset(chains_of(options.exclude, "exclude")),
             blockers=named(chains) if chains else None,
             arrived=awaited(chains) if chains else None,
-            traits=WITH_BLOCKERS[options.on_blocker_failure],
         )
 
     def _expires_in(self) -> timedelta | None:
@@ -388,7 +404,7 @@ class Task(Generic[P, R]):
     @cached_property
     def _no_partition(self) -> str | None:
         """What a job without a partition has: in a queue with shares it must be found among the others."""
-        queue = self.app.queues.get(self.template.queue)
+        queue = self.app.queues.get(self.template.job.queue)
         return None if queue is None or queue.partition_concurrency is None else ""
 
     def _queue(self) -> str:
