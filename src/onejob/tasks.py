@@ -274,7 +274,7 @@ class Task(Generic[P, R]):
     def _with(self, options: Options) -> Task[P, R]:
         copy = object.__new__(Task)
         copy.__dict__.update(self.__dict__)
-        for derived in ("policy", "_others", "template", "awaited", "_no_partition"):
+        for derived in ("policy", "_form", "template", "awaited", "_no_partition"):
             copy.__dict__.pop(derived, None)
         copy._options = options
         if options.unique is not None:
@@ -464,21 +464,24 @@ class Task(Generic[P, R]):
             bound = self._called_with(job)
         except (InvalidCall, TypeError, ValueError):  # which may be what it died of
             bound = job.arguments
-        return task.key_of(bound, task.policy), version_of(bound, task.policy)
+        dimensions = task.dimensions(bound, task.policy)
+        hashed = None if dimensions is None else key.digest(dimensions, self.app.secret)
+        return hashed, version_of(bound, task.policy)
 
     def key_of(self, bound: Mapping[str, Any], policy: Unique) -> bytes | None:
         """Hash the dimensions of a call; None if a key function says that it is not unique."""
         if policy.key is None and not policy.queue and not policy.meta:
-            arguments = bound if policy.by is None else key.pick(bound, policy.by)
-            return key.digest_beside(arguments, self._others, self.app.secret)
+            return self._form.digest(bound)
         dimensions = self.dimensions(bound, policy)
         return None if dimensions is None else key.digest(dimensions, self.app.secret)
 
     @cached_property
-    def _others(self) -> bytes:
-        """The canonical form of what every key of this task has besides its arguments."""
-        assert self.policy is not None  # only keyed calls come here
-        return key.canonical(self._common(self.policy))
+    def _form(self) -> key.Form:
+        """What the keys of this task have in common, if only arguments make them differ."""
+        policy = self.policy
+        assert policy is not None  # only keyed calls come here
+        paths = self.signature.names if policy.by is None else policy.by
+        return key.Form(paths, self._common(policy), self.app.secret)
 
     def _common(self, policy: Unique) -> dict[str, Any]:
         common = {"v": KEY_SCHEME, "namespace": self.app.namespace}
