@@ -259,7 +259,8 @@ class App:
         if connection is not None:
             [verdict] = await self._apply_within(connection, [request])
         else:
-            [verdict] = self._counted([request], await self.store.apply([admission_step(request)]))
+            [verdict] = await self.store.apply([admission_step(request)])
+            self._count(request, verdict)
         if not is_quiet(request, verdict):
             verdict = await self._settled_in(task, request, verdict, connection)
         return self._admitted(task, verdict)
@@ -271,7 +272,8 @@ class App:
         if connection is not None:
             [verdict] = self._apply_within_now(connection, [request])
         else:
-            [verdict] = self._counted([request], self.store.apply_now([admission_step(request)]))
+            [verdict] = self.store.apply_now([admission_step(request)])
+            self._count(request, verdict)
         if not is_quiet(request, verdict):
             verdict = self._settled_in_now(task, request, verdict, connection)
         return self._admitted(task, verdict)
@@ -325,10 +327,14 @@ class App:
             raise verdict
         return Admission(self, verdict, task.signature.returns)
 
+    def _count(self, request: Request, verdict: Any) -> None:
+        """Count a request that was absorbed, to be written down soon."""
+        if is_absorbed(verdict):
+            self.ledger.count(tally_of(request, verdict))
+
     def _counted(self, requests: Sequence[Request], verdicts: list[Any]) -> list[Any]:
-        """Count what was absorbed, to be written down soon."""
-        for tally in tallies_of(requests, verdicts):
-            self.ledger.count(tally)
+        for request, verdict in zip(requests, verdicts, strict=True):
+            self._count(request, verdict)
         return verdicts
 
     async def _apply_within(self, connection: Any, requests: Sequence[Request]) -> list[Any]:
@@ -948,14 +954,19 @@ def parts(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def tallies_of(requests: Sequence[Request], verdicts: Sequence[Any]) -> list[Tally]:
-    """Tell which requests made no job of their own, or would not have but for shadow."""
+    """Tell which requests were absorbed."""
     return [
         tally_of(request, verdict)
         for request, verdict in zip(requests, verdicts, strict=True)
-        if isinstance(verdict, Verdict)
-        and (verdict.outcome in DEDUPLICATED or verdict.shadow is not None)
-        and verdict.refusal != "full"
+        if is_absorbed(verdict)
     ]
+
+
+def is_absorbed(verdict: Any) -> bool:
+    """Tell whether a request made no job of its own, or would not have but for shadow."""
+    if not isinstance(verdict, Verdict) or verdict.refusal == "full":
+        return False
+    return verdict.outcome in DEDUPLICATED or verdict.shadow is not None
 
 
 def tally_of(request: Request, verdict: Verdict) -> Tally:

@@ -298,3 +298,8 @@ class Changes(msgspec.Struct, frozen=True, gc=False):
     inserts: tuple[Job, ...] = ()
     deletes: tuple[str, ...] = ()
     mark: Mark | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (self.updates or self.inserts or self.deletes or self.mark)
