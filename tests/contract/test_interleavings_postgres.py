@@ -21,7 +21,7 @@ from onejob import Retry, Unique, lifecycle
 from onejob.app import admission_step
 from onejob.decide import Request, merged, replay
 from onejob.errors import OnejobError
-from onejob.job import fingerprint
+from onejob.job import EPOCH, Job, State, fingerprint
 from onejob.lifecycle import Completed, Failed, HandedBack, Result
 from onejob.stores.contract import Filter, Lease, Step, Store
 from onejob.stores.memory import MemoryStore
@@ -56,24 +56,25 @@ CANCEL = Unique(on_conflict="replace", on_active="cancel")
 def ask(number: int, policy: Unique, key: bytes = KEYS[0], *, force: bool = False) -> Step:
     """Ask for a job; a later request has a higher number."""
     args = msgspec.json.encode({"items": [number], "seq": number})
-    return admission_step(
-        Request(
-            id=f"{number:08d}",
-            place=number,
-            namespace="",
-            task="mail",
-            queue="default",
-            args=args,
-            meta=b"{}",
-            payload_digest=fingerprint(args, b"{}"),
-            priority=0,
-            retry=Retry(3, base=2, cap=60),
-            key=key,
-            policy=policy,
-            version=number if policy.version else None,
-            force=force,
-        )
+    job = Job(
+        id=f"{number:08d}",
+        namespace="",
+        task="mail",
+        queue="default",
+        state=State.AVAILABLE,
+        priority=0,
+        run_at=EPOCH,
+        place=number,
+        created_at=EPOCH,
+        args=args,
+        meta=b"{}",
+        payload_digest=fingerprint(args, b"{}"),
+        retry=Retry(3, base=2, cap=60),
+        chain_id=f"{number:08d}",
+        key=key,
+        version=number if policy.version else None,
     )
+    return admission_step(Request(job, policy, force=force))
 
 
 def end(number: int, result: Result | None = None) -> Step:
