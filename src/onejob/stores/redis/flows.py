@@ -8,7 +8,7 @@ changed since its start. A wrong guess costs one more round, for the script answ
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter as Tally
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -21,12 +21,12 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from onejob.errors import AdmissionBusy, OnejobError
-from onejob.job import TERMINAL, UNSTARTED, Changes, Job, Mark, State, Trait, View
+from onejob.job import TERMINAL, UNSTARTED, WAITING, Changes, Job, Mark, State, Trait, View
 from onejob.lifecycle import mature, start, too_late
 from onejob.stores.book import Book
 from onejob.stores.contract import Lease, Step
 from onejob.stores.redis import layout
-from onejob.stores.redis.layout import TIMED, Bucket, Shift, frame, micros
+from onejob.stores.redis.layout import TIMED, Bucket, Command, Counter, frame, micros
 from onejob.stores.redis.records import REVISION, Seen, read_job, read_mark, write_job, write_mark
 
 T = TypeVar("T")
@@ -34,11 +34,14 @@ T = TypeVar("T")
 WRITTEN, BEFORE, FULL = 1, 2, 3  # what `swap` answers, besides what is there
 MOSTLY, FADING = 0.75, 0.9  # when to look before guessing that a key is free, and how soon that is forgotten
 FIRST, AGAIN = b"0", b"1"  # whether a script was sent before
+WRITING = frozenset({"admit", "swap"})  # scripts that must know that
 GROUPS = 100  # in one script at most: the server does nothing else meanwhile
 MATURED_AT_ONCE = 1000
 TURN, TURN_USED = 5000, 4000  # milliseconds for which a turn is given, and within which it is used
 CLAIM = timedelta(seconds=5)  # how long a job is set aside for one who decides whether to start it
 REMEMBERED = 10_000  # runs whose last sight is kept, to guess by
+
+encode_plan = msgspec.msgpack.Encoder().encode
 
 RINGING = TERMINAL | TIMED | {State.AVAILABLE}  # states that somebody may wait for
 
@@ -49,13 +52,11 @@ class Ask(NamedTuple):
     bucket: int
     words: list[Any] | tuple[Any, ...]
     script: str | None = None
-    keys: Sequence[bytes] = ()
+    keys: tuple[bytes, ...] = ()
 
     def again(self) -> Ask:
         """Make the same question, for when nobody knows whether it came through."""
-        return (
-            self._replace(words=[*self.words[:2], AGAIN, *self.words[3:]]) if self.script == "swap" else self
-        )
+        return self._replace(words=(AGAIN, *self.words[1:])) if self.script in WRITING else self
 
 
 Flow = Generator[Iterable[Ask], list[Any], T]
@@ -76,8 +77,22 @@ class Sight:
     place: Bucket | None = None
     actual: bool = False  # whether the store has shown it
 
+    def view(self, step: Step, now: datetime) -> View:
+        """Show a step what it names, as `Book.view` does."""
+        job = None if step.job_id is None or step.job_id not in self.jobs else self.jobs[step.job_id].job
+        if (step.key if job is None else job.key) is None:
+            return View(now, job)
+        mark = None if self.mark is None else read_mark(self.mark)
+        marked = None if mark is None else self.job(mark.job)
+        return View(now, job, self.job(self.held), self.job(self.next), mark, marked)
+
+    def job(self, job_id: str | None) -> Job | None:
+        """Give a job that was seen."""
+        seen = None if job_id is None else self.jobs.get(job_id)
+        return None if seen is None else seen.job
+
     def book(self) -> Book:
-        """Make the working copy."""
+        """Make the working copy, for steps that must see what others before them change."""
         book = Book()
         for seen in self.jobs.values():
             book.put(seen.job)
@@ -152,7 +167,8 @@ class Ground:
         self.clock = clock
         self.patience = patience  # seconds in which a step must win its race
         self.channel = f"{prefix}:bell".encode()
-        self.voice = random.randbytes(8)  # noqa: S311 - a label
+        self.voice = random.randbytes(8).hex().encode()  # noqa: S311 - a label
+        self.hint = (self.channel.decode(), self.voice.decode())
         self.memory = Memory()
         self.absorbed = 0.0  # how many of the last requests were duplicates, as a share
 
@@ -215,122 +231,118 @@ class Plan(NamedTuple):
     """What deciding a group has come to: what to write, and what there will then be to see."""
 
     place: Bucket
-    fresh: Sequence[str] = ()
-    commands: Sequence[list[Any]] = ()
-    counters: Iterable[tuple[tuple[bytes, bytes], int]] = ()
+    fresh: Sequence[bytes] = ()
+    commands: Sequence[Command] = ()
+    counters: Iterable[tuple[Counter, int]] = ()
     after: Sight | None = None
     revision: bytes = b""
     rings: bool = False
 
 
 def decide(group: Group, ground: Ground, now: datetime) -> Plan:
-    """Run a group's steps on what was seen, and compare what comes out."""
-    if group.sight is NOTHING and len(group.steps) == 1 and not group.depths:
-        return hope(group, ground, now)
-    return decide_on(group, group.sight.book(), ground, now)
+    """Run a group's steps on what was seen, and collect what must be written."""
+    sight, changes = group.sight, run(group, now)
+    written: dict[str, Job | None] = {}
+    mark = None
+    for one in changes:
+        for job in (*one.updates, *one.inserts):
+            written[job.id] = job
+        for job_id in one.deletes:
+            written[job_id] = None
+        mark = one.mark or mark
+    place = sight.place or ground.home(group.key or next(iter(written), ""))
+    return compare(group, written, mark, place) if written or mark else Plan(place)
 
 
-def hope(group: Group, ground: Ground, now: datetime) -> Plan:
-    """Decide a request as if nobody stood for its key, the shortest way."""
-    try:
-        changes = group.steps[0][1].act(View(now))
-    except OnejobError as refusal:
-        changes = Changes(refusal)
-    if len(changes.inserts) != 1 or changes.updates or changes.deletes:
-        return decide_on(group, Book(), ground, now)
-    [job] = changes.inserts
-    group.answers = [changes.answer]
-    place = ground.home(job.key or job.id)
-    counters = [(counter, 1) for counter in layout.counters(place, job)]
-    return Plan(place, [job.id], insertion(job, changes.mark, place), counters, rings=job.state in RINGING)
-
-
-def insertion(job: Job, mark: Mark | None, place: Bucket) -> list[list[Any]]:
-    """Write a job where nothing is."""
-    commands: list[list[Any]] = [["HSET", place.jobs, job.id, write_job(job, new_revision())]]
-    if job.held_key is not None:
-        commands.append(["HSET", place.held, job.held_key, job.id])
-    if job.next_key is not None:
-        commands.append(["HSET", place.next, job.next_key, job.id])
-    if mark is not None and mark.job:
-        commands.append(["HSET", place.marks, mark.key, write_mark(mark)])
-    commands += [
-        ["ZADD", name, score, member] for (name, member), score in layout.entries(place, job).items()
-    ]
-    return commands
-
-
-def decide_on(group: Group, book: Book, ground: Ground, now: datetime) -> Plan:
-    """Run a group's steps on a book, and compare what comes out."""
+def run(group: Group, now: datetime) -> list[Changes]:
+    """Run a group's steps, and tell what they change; several of them on a copy that follows along."""
     changes: list[Changes] = []
-    book.depths = group.depths
-    group.answers = [book.run(step, now, changes.append) for _, step in group.steps]
-    place = group.sight.place or ground.home(group.key or next(iter(book.jobs), ""))
-    if any(one.updates or one.inserts or one.deletes or one.mark for one in changes):
-        return compare(group, book, place)
-    return Plan(place)
+    if len(group.steps) > 1 or group.depths:
+        book = group.sight.book()
+        book.depths = group.depths
+        group.answers = [book.run(step, now, changes.append) for _, step in group.steps]
+        return changes
+    [(_, step)] = group.steps
+    try:
+        changes.append(step.act(group.sight.view(step, now)))
+    except OnejobError as refusal:
+        group.answers = [refusal]
+    else:
+        group.answers = [changes[0].answer]
+    return changes
 
 
-def compare(group: Group, book: Book, place: Bucket) -> Plan:
-    """Collect what must be written to get from what was seen to what is in the book."""
+def compare(group: Group, written: Mapping[str, Job | None], mark: Mark | None, place: Bucket) -> Plan:
+    """Collect what must be written to get from what was seen to this."""
     sight, revision = group.sight, new_revision()
-    after = Sight(sight.jobs, sight.held, sight.next, sight.mark, place)
-    changed = [job for job in book.jobs.values() if not _same(sight.jobs.get(job.id), job)]
-    gone = [seen.job for seen in sight.jobs.values() if seen.job.id not in book.jobs]
-    after.jobs = {job.id: sight.jobs.get(job.id) or Seen(revision, job) for job in book.jobs.values()}
-    after.jobs |= {job.id: Seen(revision, job) for job in changed}
-    shift = Shift(place)
-    for job in changed:
-        shift.note(seen.job if (seen := sight.jobs.get(job.id)) else None, job)
-    for job in gone:
-        shift.note(job, None)
-    commands = [["HSET", place.jobs, job.id, write_job(job, revision)] for job in changed]
-    commands += [["HDEL", place.jobs, job.id] for job in gone]
-    commands += pointed(group, book, place, after) + remarked(group, book, place, after) + moves(shift)
-    fresh = [job.id for job in changed if job.id not in sight.jobs]
-    counters = [one for one in shift.counted.items() if one[1]]
-    rings = any(job.state in RINGING for job in changed)
+    after = Sight(dict(sight.jobs), sight.held, sight.next, sight.mark, place)
+    commands: list[Command] = []
+    counted: dict[Counter, int] = {}
+    fresh, rings = [], False
+    for job_id, job in written.items():
+        old, name = sight.job(job_id), job_id.encode()
+        if job is old:
+            continue
+        if job is None:
+            del after.jobs[job_id]
+            commands.append(("HDEL", place.jobs, name))
+        else:
+            after.jobs[job_id] = Seen(revision, job)
+            commands.append(("HSET", place.jobs, name, write_job(job, revision)))
+            rings = rings or job.state in RINGING
+        if old is None:
+            fresh.append(name)
+        commands += layout.moves(place, old, job, name)
+        recount(place, old, job, counted)
+    if group.key is not None:
+        commands += pointed(group, written, place, after) + remarked(group, mark, place, after)
+    counters = [one for one in counted.items() if one[1]]
     return Plan(place, fresh, commands, counters, after, revision, rings)
 
 
-def _same(seen: Seen | None, job: Job) -> bool:
-    return seen is not None and seen.job is job
+def recount(place: Bucket, old: Job | None, new: Job | None, counted: dict[Counter, int]) -> None:
+    """Add what a change does to the counters."""
+    for job, by in ((old, -1), (new, 1)):
+        if job is not None:
+            for counter in layout.counters(place, job):
+                counted[counter] = counted.get(counter, 0) + by
 
 
-def pointed(group: Group, book: Book, place: Bucket, after: Sight) -> list[list[Any]]:
+def pointed(group: Group, written: Mapping[str, Job | None], place: Bucket, after: Sight) -> list[Command]:
     """Let the key point to whoever stands for it now."""
-    if group.key is None or group.depth == 0:
+    if group.depth == 0:
         return []
     held, following = after.held, after.next
-    after.held, after.next = book.held.get(group.key), book.nexts.get(group.key)
+    if held in written and ((job := written[held]) is None or job.held_key is None):
+        after.held = None
+    if following in written and ((job := written[following]) is None or job.next_key is None):
+        after.next = None
+    for job in written.values():
+        if job is not None and job.held_key is not None:
+            after.held = job.id
+        if job is not None and job.next_key is not None:
+            after.next = job.id
     return [
         *turn(place.held, group.key, held, after.held),
         *turn(place.next, group.key, following, after.next),
     ]
 
 
-def remarked(group: Group, book: Book, place: Bucket, after: Sight) -> list[list[Any]]:
-    """Write the key's mark anew, if it has changed."""
-    if group.key is None or group.depth < 2:  # noqa: PLR2004 - marks were not shown
+def remarked(group: Group, mark: Mark | None, place: Bucket, after: Sight) -> list[Command]:
+    """Write the key's mark anew, if it has changed; one without a job is dropped."""
+    if mark is None or group.depth < 2:  # noqa: PLR2004 - marks were not shown
         return []
-    old, mark = after.mark, book.marks.get(group.key)
-    after.mark = None if mark is None else write_mark(mark)
-    return turn(place.marks, group.key, old, after.mark)
+    old, after.mark = after.mark, write_mark(mark) if mark.job else None
+    return turn(place.marks, mark.key, old, after.mark)
 
 
-def turn(name: bytes, key: bytes, old: Any, new: Any) -> list[list[Any]]:
+def turn(name: bytes, key: bytes | None, old: Any, new: Any) -> list[Command]:
     """Write what a key has in a hash, or take it away, if it has changed."""
     if new == old:
         return []
-    return [["HDEL", name, key]] if new is None else [["HSET", name, key, new]]
-
-
-def moves(shift: Shift) -> list[list[Any]]:
-    """Write the changes of the indexes as commands."""
-    return [
-        *(["ZADD", name, score, member] for name, member, score in shift.added),
-        *(["ZREM", name, member] for name, member in shift.removed),
-    ]
+    if new is None:
+        return [("HDEL", name, key)]
+    return [("HSET", name, key, new.encode() if isinstance(new, str) else new)]
 
 
 # ── applying ──────────────────────────────────────────────────────────────────────────────────────
@@ -372,20 +384,43 @@ def admit(step: Step, ground: Ground) -> Flow[list[Any]]:
         sight = yield from peek(step.key, group.depth, ground)
         if sight.held or sight.next or sight.mark:
             return (yield from meet(group, sight, ground))
-    plan = decide(group, ground, ground.clock())
-    script = Script(plan.place, ground)
-    script.add(group, plan)
-    [[reply]] = yield (script.ask(),)
+    changes = run(group, ground.clock())
+    if not is_newcomer(changes):
+        yield from commit([group], ground)
+        return group.answers
+    ask = entry(group, changes[0], ground)
+    [reply] = yield (ask,)
     if isinstance(reply, int):
         ground.absorbed *= FADING
         return group.answers
-    return (yield from meet(group, read_sight(plan.place, reply), ground))
+    return (yield from meet(group, read_sight(ground.buckets[ask.bucket], reply), ground))
+
+
+def is_newcomer(changes: Sequence[Changes]) -> bool:
+    """Tell whether all that is to be written is a job that waits."""
+    if len(changes) != 1 or changes[0].updates or changes[0].deletes or len(changes[0].inserts) != 1:
+        return False
+    return changes[0].inserts[0].state in WAITING and changes[0].inserts[0].next_key is None
+
+
+def entry(group: Group, changes: Changes, ground: Ground) -> Ask:
+    """Ask for a new job to be written if nobody stands for its key."""
+    [job], mark = changes.inserts, changes.mark
+    place, name = ground.home(job.key or job.id), job.id.encode()
+    entries = layout.moving(place, job, name) | layout.lasting(place, job, name)
+    [(_, counter)] = layout.counters(place, job)
+    words = [FIRST, group.key or b"", group.depth, name, write_job(job, new_revision())]
+    words += ("1" if job.held_key is not None else "0", write_mark(mark) if mark and mark.job else b"")
+    words += (counter, ground.channel, ground.voice if job.state in RINGING else b"")
+    for standing in entries.values():
+        words += standing
+    return Ask(place.number, words, "admit", (*place.standing, place.counts, *entries))
 
 
 def meet(group: Group, sight: Sight, ground: Ground) -> Flow[list[Any]]:
     """Decide a request on who stands for its key; most often there is nothing to write."""
     group.sight = sight
-    if decide_on(group, sight.book(), ground, ground.clock()).commands:
+    if decide(group, ground, ground.clock()).commands:
         yield from commit([group], ground)
     else:
         ground.absorbed = ground.absorbed * FADING + (1 - FADING)
@@ -395,7 +430,7 @@ def meet(group: Group, sight: Sight, ground: Ground) -> Flow[list[Any]]:
 def peek(key: bytes, depth: int, ground: Ground) -> Flow[Sight]:
     """See who stands for a key."""
     place = ground.home(key)
-    [reply] = yield (Ask(place.number, (key, depth), "peek", place.fixed[:4]),)
+    [reply] = yield (Ask(place.number, (FIRST, key, depth), "admit", place.standing),)
     return read_sight(place, reply)
 
 
@@ -539,56 +574,72 @@ def give_up(groups: Iterable[Group]) -> None:
 
 
 class Script:
-    """A call of `swap` in the making: every key and counter is named once, and then known by number."""
+    """A call of `swap` in the making: every key, list and counter is named once, and then known by number."""
 
-    __slots__ = ("_counters", "_head", "_numbers", "_place", "_words")
+    __slots__ = ("_counters", "_groups", "_hint", "_lists", "_numbers", "_place", "_words")
 
     def __init__(self, place: Bucket, ground: Ground) -> None:
         self._place = place
+        self._hint = ground.hint
         self._numbers = dict(place.numbers)
-        self._counters: dict[tuple[bytes, bytes], int] = {}
-        self._head = (ground.channel, ground.voice, FIRST)
-        self._words: list[Any] = []
+        self._lists: dict[tuple[str, bytes], tuple[int, str, int, int]] = {}
+        self._counters: dict[Counter, int] = {}
+        self._groups: list[Any] = []
+        self._words: list[bytes] = []
 
     def add(self, group: Group, plan: Plan) -> None:
         """Write a plan, if what it relies on is still so."""
-        commands: list[Any] = []
-        numbers = self._numbers
+        words = [group.key or b"", group.expected()]
+        words += [job_id.encode() for job_id in group.ids]
+        words += plan.fresh
+        writes = []
         for command in plan.commands:
-            name = command[1]
-            number = numbers.get(name) or numbers.setdefault(name, len(numbers) + 1)
-            commands += (len(command), command[0], number, *command[2:])
-        counters: list[Any] = []
-        for counter, by in plan.counters:
-            counters += (self._counter(counter), by)
-        limits: list[Any] = []
+            writes.append(self._list(command[0], command[1], len(command) - 2))
+            words += command[2:]
+        limits: list[int] = []
         for queue, most, by in group.limits:
             limits += (self._counter((self._place.active, queue)) if queue else 0, most, by)
         for name, most in group.rates.items():
             begun = [answer for answer in group.answers if isinstance(answer, Job)]
-            number = numbers.get(name) or numbers.setdefault(name, len(numbers) + 1)
-            limits += (-number, most, len(begun))
+            starts = self._list("ZADD", name, 2)
+            limits += (-starts, most, len(begun))
             for job in begun:
-                commands += (4, "ZADD", number, micros(job.started_at or job.run_at), start_of(job))
-        ids, fresh = group.ids, plan.fresh
-        self._words += (group.key or b"", group.depth, group.expected(), len(ids), len(fresh), len(limits))
-        self._words += (len(counters), len(commands), b"1" if plan.rings else b"0")
-        self._words += (*ids, *fresh, *limits, *counters, *commands)
+                writes.append(starts)
+                words += (b"%d" % micros(job.started_at or job.run_at), start_of(job))
+        counters: list[int] = []
+        for counter, by in plan.counters:
+            counters += (self._counter(counter), by)
+        sizes = (len(words), group.depth, len(group.ids), len(plan.fresh))
+        self._groups.append((*sizes, limits, counters, writes, 1 if plan.rings else 0))
+        self._words += words
 
-    def _counter(self, counter: tuple[bytes, bytes]) -> int:
+    def _list(self, command: str, name: bytes, words: int) -> int:
+        found = self._lists.get((command, name))
+        if found is None:
+            number = self._numbers.get(name) or self._numbers.setdefault(name, len(self._numbers) + 1)
+            found = self._lists[command, name] = (len(self._lists) + 1, command, number, words)
+        return found[0]
+
+    def _counter(self, counter: Counter) -> int:
         return self._counters.get(counter) or self._counters.setdefault(counter, len(self._counters) + 1)
 
     def look(self, job_id: str) -> None:
         """Show a job, and who stands for its key."""
-        self._words += (b"", 2, b"?", 1, 0, 0, 0, 0, b"0", job_id)
+        self._groups.append((3, 2, 1, 0, (), (), (), 0))
+        self._words += (b"", b"?", job_id.encode())
 
     def ask(self) -> Ask:
         """Make the question."""
-        words: list[Any] = [*self._head, len(self._counters)]
-        for name, counter in self._counters:
-            words += (self._numbers[name], counter)
-        words += self._words
-        return Ask(self._place.number, words, "swap", list(self._numbers))
+        words = [field for _, field in self._counters] + self._words
+        plan = (
+            *self._hint,
+            [one[1:] for one in self._lists.values()],
+            [self._numbers[name] for name, _ in self._counters],
+            self._groups,
+            list(map(len, words)),
+        )
+        said = (FIRST, encode_plan(plan), b"".join(words))
+        return Ask(self._place.number, said, "swap", tuple(self._numbers))
 
 
 # ── leasing ───────────────────────────────────────────────────────────────────────────────────────
@@ -625,12 +676,12 @@ class Rooms(NamedTuple):
 
     def after(self, started: Sequence[Job]) -> Rooms:
         """Tell what is left when jobs have been started."""
-        begun = Counter(job.queue for job in started)
+        begun = Tally(job.queue for job in started)
         left = {queue: most - begun[queue] for queue, most in self.queues.items() if most > begun[queue]}
         if self.deadline is None:  # the server counts
             return self._replace(queues=left)
         shares = (layout.share(job.namespace, job.queue, job.partition) for job in started if job.partition)
-        return self._replace(queues=left, running=Counter(self.running) + Counter(shares))
+        return self._replace(queues=left, running=Tally(self.running) + Tally(shares))
 
 
 def lease_within(wanted: Lease, rooms: Rooms, ground: Ground) -> Flow[list[Job]]:
@@ -659,7 +710,7 @@ def lease_within(wanted: Lease, rooms: Rooms, ground: Ground) -> Flow[list[Job]]
 
 def best(claims: Sequence[Claim], rooms: Rooms, wanted: Lease, rest: int) -> list[Claim]:
     """Keep the best of what several buckets have given."""
-    left, running, kept = dict(rooms.queues), Counter(rooms.running), list[Claim]()
+    left, running, kept = dict(rooms.queues), Tally(rooms.running), list[Claim]()
     for one in claims:
         queue, share = one.job.queue, share_of(one.job, wanted)
         if (
@@ -686,7 +737,7 @@ def lease_in_turn(wanted: Lease, limited: Collection[str], ground: Ground) -> Fl
     A start is refused once the turn has ended, so that nobody who was held up goes on from an old count.
     """
     place, me = ground.buckets[0], random.randbytes(8)  # noqa: S311 - a label
-    keys = [place.beside("turn", wanted.namespace), place.beside("turn wanted", wanted.namespace)]
+    keys = (place.beside("turn", wanted.namespace), place.beside("turn wanted", wanted.namespace))
     words = [me, TURN, ground.channel, ground.voice]
     [time] = yield [Ask(place.number, words, "turn", keys)]
     if time is None:
@@ -704,9 +755,9 @@ def lease_in_turn(wanted: Lease, limited: Collection[str], ground: Ground) -> Fl
     return started
 
 
-def running_everywhere(ground: Ground) -> Flow[Counter[bytes]]:
+def running_everywhere(ground: Ground) -> Flow[Tally[bytes]]:
     """Count the active jobs of all queues and partitions over all buckets."""
-    running: Counter[bytes] = Counter()
+    running: Tally[bytes] = Tally()
     for reply in (yield [Ask(place.number, ("HGETALL", place.active)) for place in ground.buckets]):
         for name, number in zip(reply[::2], reply[1::2], strict=True):
             running[name] += int(number)
@@ -746,9 +797,9 @@ def return_unused(
             yield asks
 
 
-def start_of(job: Job) -> str:
+def start_of(job: Job) -> bytes:
     """Name a start so that no other has the same name."""
-    return f"{job.id}:{job.token}"
+    return b"%b:%d" % (job.id.encode(), job.token)
 
 
 def claim(
@@ -787,7 +838,7 @@ def claim_ask(place: Bucket, wanted: Lease, rooms: Rooms, most: tuple[int, int],
         for task in tasks:
             names.append(place.due(wanted.namespace, queue, task))
             names += [place.shared(wanted.namespace, queue, task)] if queue in wanted.shares else []
-    return Ask(place.number, words, "claim", names)
+    return Ask(place.number, words, "claim", tuple(names))
 
 
 def known_of(counter: bytes, running: Mapping[bytes, int]) -> list[Any]:
