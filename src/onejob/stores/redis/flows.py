@@ -34,6 +34,7 @@ T = TypeVar("T")
 WRITTEN, BEFORE, FULL = 1, 2, 3  # what `swap` answers, besides what is there
 MOSTLY, FADING = 0.75, 0.9  # when to look before guessing that a key is free, and how soon that is forgotten
 FIRST, AGAIN = b"0", b"1"  # whether a script was sent before
+DEPTHS = (b"0", b"1", b"2")  # how much of a key is shown
 WRITING = frozenset({"admit", "swap"})  # scripts that must know that
 GROUPS = 100  # in one script at most: the server does nothing else meanwhile
 MATURED_AT_ONCE = 1000
@@ -59,7 +60,9 @@ class Ask(NamedTuple):
         return self._replace(words=(AGAIN, *self.words[1:])) if self.script in WRITING else self
 
 
-Flow = Generator[Iterable[Ask], list[Any], T]
+Flow = Generator["Ask | Iterable[Ask]", Any, T]
+"""Yields one question and receives its answer, or several and a list of answers."""
+
 Clock = Callable[[], datetime]
 
 
@@ -118,13 +121,12 @@ def framed(text: bytes | None) -> bytes:
 def read_sight(place: Bucket, reply: Sequence[Any]) -> Sight:
     """Read what the script has shown."""
     records, held, holder, following, successor, mark, marked = reply
-    first, second = (name and name.decode() for name in (held, following))
-    sight = Sight({}, first, second, mark, place, actual=True)
+    jobs: dict[str, Seen] = {}
     for record in (*records, holder, successor, marked):
         if record is not None:
             seen = read_job(record)
-            sight.jobs.setdefault(seen.job.id, seen)
-    return sight
+            jobs.setdefault(seen.job.id, seen)
+    return Sight(jobs, held and held.decode(), following and following.decode(), mark, place, actual=True)
 
 
 NOTHING = Sight()  # never changed: what a request guesses
@@ -180,6 +182,11 @@ class Ground:
 # ── groups: steps that share a key or a job ───────────────────────────────────────────────────────
 
 
+def depth_of(step: Step) -> int:
+    """Tell how much of its key a step must be shown: nothing, who stands for it, or its mark too."""
+    return 0 if step.alone else 2 if step.marks or step.job_id is not None else 1
+
+
 class Group:
     """Steps on one key or one job, which are decided together and written together."""
 
@@ -201,8 +208,7 @@ class Group:
         self.steps.append((position, step))
         if step.job_id is not None and step.job_id not in self.ids:
             self.ids.append(step.job_id)
-        depth = 0 if step.alone else 2 if step.marks or step.job_id is not None else 1
-        self.depth = max(self.depth, depth)
+        self.depth = max(self.depth, depth_of(step))
 
     def show(self, sight: Sight) -> None:
         """Take in what was seen of one more of the jobs."""
@@ -261,15 +267,19 @@ def run(group: Group, now: datetime) -> list[Changes]:
         book = group.sight.book()
         book.depths = group.depths
         group.answers = [book.run(step, now, changes.append) for _, step in group.steps]
-        return changes
-    [(_, step)] = group.steps
-    try:
-        changes.append(step.act(group.sight.view(step, now)))
-    except OnejobError as refusal:
-        group.answers = [refusal]
     else:
+        [(_, step)] = group.steps
+        changes.append(act(step, group.sight.view(step, now)))
         group.answers = [changes[0].answer]
     return changes
+
+
+def act(step: Step, view: View) -> Changes:
+    """Run one step; a refusal changes nothing and is the answer."""
+    try:
+        return step.act(view)
+    except OnejobError as refusal:
+        return Changes(refusal)
 
 
 def compare(group: Group, written: Mapping[str, Job | None], mark: Mark | None, place: Bucket) -> Plan:
@@ -313,9 +323,9 @@ def pointed(group: Group, written: Mapping[str, Job | None], place: Bucket, afte
     if group.depth == 0:
         return []
     held, following = after.held, after.next
-    if held in written and ((job := written[held]) is None or job.held_key is None):
+    if held in written:
         after.held = None
-    if following in written and ((job := written[following]) is None or job.next_key is None):
+    if following in written:
         after.next = None
     for job in written.values():
         if job is not None and job.held_key is not None:
@@ -349,9 +359,14 @@ def turn(name: bytes, key: bytes | None, old: Any, new: Any) -> list[Command]:
 
 
 def apply(steps: Sequence[Step], ground: Ground) -> Flow[list[Any]]:
-    """Decide steps in order and write what they change; steps on one key or job are one group."""
+    """Decide steps in order and write what they change."""
     if len(steps) == 1 and steps[0].job_id is None and steps[0].queue is None:
-        return (yield from admit(steps[0], ground))
+        return admit(steps[0], ground)
+    return apply_together(steps, ground)
+
+
+def apply_together(steps: Sequence[Step], ground: Ground) -> Flow[list[Any]]:
+    """Apply steps; those on one key or job are one group."""
     groups = yield from arrange(steps, ground)
     if queues := {step.queue for step in steps if step.queue is not None}:
         depths = yield from count_waiting(queues, ground)
@@ -377,60 +392,70 @@ def count_waiting(queues: Collection[tuple[str, str]], ground: Ground) -> Flow[d
 
 
 def admit(step: Step, ground: Ground) -> Flow[list[Any]]:
-    """Do the same for one request, the shortest way."""
-    group = Group(step.key)
-    group.add(0, step)
+    """Apply one request, the shortest way: as if nobody stood for its key, unless somebody mostly does."""
     if step.key is not None and ground.absorbed > MOSTLY:
-        sight = yield from peek(step.key, group.depth, ground)
+        sight = yield from peek(step.key, depth_of(step), ground)
         if sight.held or sight.next or sight.mark:
-            return (yield from meet(group, sight, ground))
-    changes = run(group, ground.clock())
-    if not is_newcomer(changes):
-        yield from commit([group], ground)
-        return group.answers
-    ask = entry(group, changes[0], ground)
-    [reply] = yield (ask,)
+            return (yield from meet(step, sight, ground))
+    changes = act(step, View(ground.clock()))
+    if not is_entry(changes):
+        return (yield from apply_together([step], ground))
+    ask = entry(step, changes, ground)
+    reply = yield ask
     if isinstance(reply, int):
         ground.absorbed *= FADING
-        return group.answers
-    return (yield from meet(group, read_sight(ground.buckets[ask.bucket], reply), ground))
+        return [changes.answer]
+    return (yield from meet(step, read_sight(ground.buckets[ask.bucket], reply), ground))
 
 
-def is_newcomer(changes: Sequence[Changes]) -> bool:
-    """Tell whether all that is to be written is a job that waits."""
-    if len(changes) != 1 or changes[0].updates or changes[0].deletes or len(changes[0].inserts) != 1:
+def is_entry(changes: Changes) -> bool:
+    """Tell whether all that is to be written is one new job, which waits for nobody of its key."""
+    if len(changes.inserts) != 1 or changes.updates or changes.deletes:
         return False
-    return changes[0].inserts[0].state in WAITING and changes[0].inserts[0].next_key is None
+    [job] = changes.inserts
+    return job.state in WAITING and job.next_key is None
 
 
-def entry(group: Group, changes: Changes, ground: Ground) -> Ask:
+def entry(step: Step, changes: Changes, ground: Ground) -> Ask:
     """Ask for a new job to be written if nobody stands for its key."""
     [job], mark = changes.inserts, changes.mark
     place, name = ground.home(job.key or job.id), job.id.encode()
-    entries = layout.moving(place, job, name) | layout.lasting(place, job, name)
     [(_, counter)] = layout.counters(place, job)
-    words = [FIRST, group.key or b"", group.depth, name, write_job(job, new_revision())]
-    words += ("1" if job.held_key is not None else "0", write_mark(mark) if mark and mark.job else b"")
-    words += (counter, ground.channel, ground.voice if job.state in RINGING else b"")
+    entries = layout.entries(place, job, name)
+    words = [
+        FIRST,
+        step.key or b"",
+        DEPTHS[depth_of(step)],
+        name,
+        write_job(job, new_revision()),
+        b"0" if job.held_key is None else b"1",
+        b"" if mark is None or not mark.job else write_mark(mark),
+        counter,
+        ground.channel,
+        ground.voice if job.state in RINGING else b"",
+    ]
     for standing in entries.values():
         words += standing
     return Ask(place.number, words, "admit", (*place.standing, place.counts, *entries))
 
 
-def meet(group: Group, sight: Sight, ground: Ground) -> Flow[list[Any]]:
+def meet(step: Step, sight: Sight, ground: Ground) -> Flow[list[Any]]:
     """Decide a request on who stands for its key; most often there is nothing to write."""
-    group.sight = sight
-    if decide(group, ground, ground.clock()).commands:
-        yield from commit([group], ground)
-    else:
+    changes = act(step, sight.view(step, ground.clock()))
+    if not (changes.updates or changes.inserts or changes.deletes or changes.mark):
         ground.absorbed = ground.absorbed * FADING + (1 - FADING)
+        return [changes.answer]
+    group = Group(step.key)
+    group.add(0, step)
+    group.sight = sight
+    yield from commit([group], ground)
     return group.answers
 
 
 def peek(key: bytes, depth: int, ground: Ground) -> Flow[Sight]:
     """See who stands for a key."""
     place = ground.home(key)
-    [reply] = yield (Ask(place.number, (FIRST, key, depth), "admit", place.standing),)
+    reply = yield Ask(place.number, (FIRST, key, DEPTHS[depth]), "admit", place.standing)
     return read_sight(place, reply)
 
 

@@ -223,9 +223,9 @@ def moving(place: Bucket, job: Job, name: bytes) -> Entries:
     return found
 
 
-def lasting(place: Bucket, job: Job, name: bytes) -> Entries:
-    """List where a job stands for good: its key and its place in a chain never change."""
-    found: Entries = {}
+def entries(place: Bucket, job: Job, name: bytes) -> Entries:
+    """List where a job stands in the sorted sets: also by its key and in its chain, which never change."""
+    found = moving(place, job, name)
     if job.key is not None:
         found[place.keyed] = (ZERO, job.key + name)
     if job.chain_index:
@@ -266,8 +266,8 @@ def moves(place: Bucket, old: Job | None, new: Job | None, name: bytes) -> list[
     if old is not None and new is not None:
         before, after = moving(place, old, name), moving(place, new, name)
     else:
-        before = {} if old is None else moving(place, old, name) | lasting(place, old, name)
-        after = {} if new is None else moving(place, new, name) | lasting(place, new, name)
+        before = {} if old is None else entries(place, old, name)
+        after = {} if new is None else entries(place, new, name)
     commands: list[Command] = [
         ("ZADD", index, *entry) for index, entry in after.items() if before.get(index) != entry
     ]

@@ -28,11 +28,11 @@ def pack(ask: Ask, *, whole: bool = False) -> bytes:
         return said
     first = said.index(b"\n") + 1  # behind the number of words
     number = 3 + len(ask.keys) + len(ask.words)
-    return b"*%d\r\n%b%b" % (number, call_of(ask.script, ask.keys, whole=whole), said[first:])
+    return b"*%d\r\n%b%b" % (number, call_of(ask.script, ask.keys, whole), said[first:])
 
 
 @lru_cache(maxsize=1024)
-def call_of(script: str, keys: tuple[bytes, ...], *, whole: bool) -> bytes:
+def call_of(script: str, keys: tuple[bytes, ...], whole: bool) -> bytes:  # noqa: FBT001 - names make it slow
     """Write the part of a call that is the same whenever these keys are meant."""
     name = (b"EVAL", TEXTS[script]) if whole else (b"EVALSHA", DIGESTS[script])
     said: bytes = pack_words((*name, len(keys), *keys))
