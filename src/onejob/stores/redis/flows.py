@@ -8,6 +8,7 @@ changed since its start. A wrong guess costs one more round, for the script answ
 from __future__ import annotations
 
 import random
+import struct
 from collections import Counter as Tally
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,8 +43,7 @@ TURN, TURN_USED = 5000, 4000  # milliseconds for which a turn is given, and with
 CLAIM = timedelta(seconds=5)  # how long a job is set aside for one who decides whether to start it
 REMEMBERED = 10_000  # runs whose last sight is kept, to guess by
 
-encode_plan = msgspec.msgpack.Encoder().encode
-
+COMMANDS = {"HSET": 1, "HDEL": 2, "ZADD": 3, "ZREM": 4}  # as `swap` knows them
 RINGING = TERMINAL | TIMED | {State.AVAILABLE}  # states that somebody may wait for
 
 
@@ -170,7 +170,6 @@ class Ground:
         self.patience = patience  # seconds in which a step must win its race
         self.channel = f"{prefix}:bell".encode()
         self.voice = random.randbytes(8).hex().encode()  # noqa: S311 - a label
-        self.hint = (self.channel.decode(), self.voice.decode())
         self.memory = Memory()
         self.absorbed = 0.0  # how many of the last requests were duplicates, as a share
 
@@ -239,7 +238,7 @@ class Plan(NamedTuple):
     place: Bucket
     fresh: Sequence[bytes] = ()
     commands: Sequence[Command] = ()
-    counters: Iterable[tuple[Counter, int]] = ()
+    counters: Sequence[tuple[Counter, int]] = ()
     after: Sight | None = None
     revision: bytes = b""
     rings: bool = False
@@ -601,15 +600,15 @@ def give_up(groups: Iterable[Group]) -> None:
 class Script:
     """A call of `swap` in the making: every key, list and counter is named once, and then known by number."""
 
-    __slots__ = ("_counters", "_groups", "_hint", "_lists", "_numbers", "_place", "_words")
+    __slots__ = ("_counters", "_ground", "_lists", "_numbers", "_place", "_runs", "_words")
 
     def __init__(self, place: Bucket, ground: Ground) -> None:
         self._place = place
-        self._hint = ground.hint
+        self._ground = ground
         self._numbers = dict(place.numbers)
-        self._lists: dict[tuple[str, bytes], tuple[int, str, int, int]] = {}
+        self._lists: dict[tuple[str, bytes], int] = {}
         self._counters: dict[Counter, int] = {}
-        self._groups: list[Any] = []
+        self._runs: list[int] = []
         self._words: list[bytes] = []
 
     def add(self, group: Group, plan: Plan) -> None:
@@ -617,54 +616,66 @@ class Script:
         words = [group.key or b"", group.expected()]
         words += [job_id.encode() for job_id in group.ids]
         words += plan.fresh
-        writes = []
+        counters: list[int] = []
+        for counter, by in plan.counters:
+            counters += (self._counter(counter), by)
+        limits = self._limits(group)
+        words += limits
+        lists, writes = self._lists, []
         for command in plan.commands:
-            writes.append(self._list(command[0], command[1], len(command) - 2))
+            slot = command[:2]
+            writes.append(lists.get(slot) or lists.setdefault(slot, len(lists) + 1))
             words += command[2:]
+        for name in group.rates:
+            for job in begun(group):
+                writes.append(self._list("ZADD", name))
+                words += (b"%d" % micros(job.started_at or job.run_at), start_of(job))
+        counts = (len(group.ids), len(plan.fresh), len(limits) // 3, plan.rings, len(plan.counters))
+        self._add(words, (group.depth, *counts, *counters, *writes))
+
+    def look(self, job_id: str) -> None:
+        """Show a job, and who stands for its key."""
+        self._add([b"", b"?", job_id.encode()], (2, 1, 0, 0, 0, 0))
+
+    def _add(self, words: list[bytes], numbers: tuple[int, ...]) -> None:
+        self._runs += (1 + len(numbers) + len(words), len(words), *numbers, *map(len, words))
+        self._words += words
+
+    def _limits(self, group: Group) -> list[bytes]:
         limits: list[int] = []
         for queue, most, by in group.limits:
             limits += (self._counter((self._place.active, queue)) if queue else 0, most, by)
         for name, most in group.rates.items():
-            begun = [answer for answer in group.answers if isinstance(answer, Job)]
-            starts = self._list("ZADD", name, 2)
-            limits += (-starts, most, len(begun))
-            for job in begun:
-                writes.append(starts)
-                words += (b"%d" % micros(job.started_at or job.run_at), start_of(job))
-        counters: list[int] = []
-        for counter, by in plan.counters:
-            counters += (self._counter(counter), by)
-        sizes = (len(words), group.depth, len(group.ids), len(plan.fresh))
-        self._groups.append((*sizes, limits, counters, writes, 1 if plan.rings else 0))
-        self._words += words
+            limits += (-self._list("ZADD", name), most, len(begun(group)))
+        return [b"%d" % number for number in limits]
 
-    def _list(self, command: str, name: bytes, words: int) -> int:
-        found = self._lists.get((command, name))
-        if found is None:
-            number = self._numbers.get(name) or self._numbers.setdefault(name, len(self._numbers) + 1)
-            found = self._lists[command, name] = (len(self._lists) + 1, command, number, words)
-        return found[0]
+    def _list(self, command: str, name: bytes) -> int:
+        return self._lists.setdefault((command, name), len(self._lists) + 1)
 
     def _counter(self, counter: Counter) -> int:
         return self._counters.get(counter) or self._counters.setdefault(counter, len(self._counters) + 1)
 
-    def look(self, job_id: str) -> None:
-        """Show a job, and who stands for its key."""
-        self._groups.append((3, 2, 1, 0, (), (), (), 0))
-        self._words += (b"", b"?", job_id.encode())
-
     def ask(self) -> Ask:
         """Make the question."""
-        words = [field for _, field in self._counters] + self._words
-        plan = (
-            *self._hint,
-            [one[1:] for one in self._lists.values()],
-            [self._numbers[name] for name, _ in self._counters],
-            self._groups,
-            list(map(len, words)),
-        )
-        said = (FIRST, encode_plan(plan), b"".join(words))
-        return Ask(self._place.number, said, "swap", tuple(self._numbers))
+        head = [len(self._lists)]
+        for command, name in self._lists:
+            head += (COMMANDS[command], self._number(name))
+        head.append(len(self._counters))
+        head += [self._number(name) for name, _ in self._counters]
+        head += [len(field) for _, field in self._counters]
+        numbers = (len(head), *head, *self._runs)
+        plan = struct.pack(f"<{len(numbers)}i", *numbers)
+        text = b"".join([*(field for _, field in self._counters), *self._words])
+        words = (FIRST, self._ground.channel, self._ground.voice, plan, text)
+        return Ask(self._place.number, words, "swap", tuple(self._numbers))
+
+    def _number(self, name: bytes) -> int:
+        return self._numbers.get(name) or self._numbers.setdefault(name, len(self._numbers) + 1)
+
+
+def begun(group: Group) -> list[Job]:
+    """List the jobs that a group starts."""
+    return [answer for answer in group.answers if isinstance(answer, Job)]
 
 
 # ── leasing ───────────────────────────────────────────────────────────────────────────────────────
