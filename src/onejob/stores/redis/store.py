@@ -44,7 +44,7 @@ class RedisStore:
         self._server_clock = ServerClock()
         self._clock = clock
         buckets = self._target.buckets or (CLUSTER_BUCKETS if self._target.cluster else 1)
-        self._ground = Ground(self._target.prefix, buckets, self.now, admission_timeout)
+        self._ground = Ground(self._target.prefix, buckets, clock or self._server_clock, admission_timeout)
         self._bell = Bell()
         self._opening = threading.Lock()
         self._engine: Engine | None = None
