@@ -542,9 +542,11 @@ WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 -- name: start_job
 -- What a start changes. The fewer columns are named, the less is sent.
 UPDATE onejob_jobs SET
-    state = new.state, attempt = new.attempt, started_at = new.started_at, token = new.token, worker =
-    new.worker, lease_until = new.lease_until
-FROM json_populate_recordset(NULL::onejob_jobs, $1::text::json) AS new
+    state = new.state, attempt = new.attempt, started_at = new.started_at, token = new.token,
+    worker = new.worker, lease_until = new.lease_until
+FROM json_to_recordset($1::text::json) AS new (
+    id text, state text, attempt bigint, started_at bigint, token bigint, worker text, lease_until bigint
+)
 WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 
 -- name: end_job
@@ -552,7 +554,10 @@ WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 UPDATE onejob_jobs SET
     state = new.state, finished_at = new.finished_at, held_key = new.held_key, reason = new.reason,
     worker = new.worker, lease_until = new.lease_until, result = new.result
-FROM json_populate_recordset(NULL::onejob_jobs, $1::text::json) AS new
+FROM json_to_recordset($1::text::json) AS new (
+    id text, state text, finished_at bigint, held_key bytea, reason text, worker text, lease_until bigint,
+    result text
+)
 WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 
 -- name: delete_job
