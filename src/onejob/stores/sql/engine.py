@@ -28,7 +28,7 @@ from onejob.stores.sql.schema import SQL, prepare_schema
 Synchronous = Literal["FULL", "NORMAL"]
 
 NEVER = -1  # the generation of a file that is to be opened anew
-CHECKPOINT_PAGES = 1000  # of the write-ahead log, as SQLite does by default
+CHECKPOINT_PAGES = 4000  # of the write-ahead log; its index holds a few more in one table
 
 
 class Engine:
