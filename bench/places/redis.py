@@ -18,7 +18,6 @@ from redis.asyncio import Redis as AsyncClient
 
 from bench.places import Place, Trace, check_room
 from onejob.job import Job, State, alter
-from onejob.stores.book import Book
 from tests.servers import Server, redis
 
 SETTINGS = {"auto-aof-rewrite-percentage": "0"}  # none in the middle of a measurement
@@ -194,10 +193,10 @@ def commands_of(job: Job) -> list[list[Any]]:
     from onejob.stores.redis import flows
 
     ground = flows.Ground("onejob", 1, lambda: job.created_at, 0)
-    group, book = flows.Group(job.key), Book()
+    group = flows.Group(job.key)
     group.depth = 1
-    book.put(job)
-    return flows.compare(group, book, ground.buckets[0]).commands
+    plan = flows.compare(group, {job.id: job}, None, ground.buckets[0])
+    return [list(command) for command in plan.commands]
 
 
 class Row(NamedTuple):

@@ -111,9 +111,10 @@ def test_scripts_touch_no_key_but_those_they_were_given() -> None:
             "counters",
             "times",
             "chains",
+            "counts",
         }
         for line in lines:
-            for verb, target in re.findall(r"\bcall\('?(\w+(?:\[at \+ 1\])?)'?(?:, ([^,)]+))?", line):
+            for verb, target in re.findall(r"\bp?call\('?(\w+)'?(?:, ([^,)]+))?", line):
                 if verb not in {"TIME", "PUBLISH"}:
                     assert target in given or target.startswith("KEYS["), (name, line)
         named = [line for line in lines if re.match(r"local .*KEYS\[1\]", line)]

@@ -8,7 +8,8 @@ changed since its start. A wrong guess costs one more round, for the script answ
 from __future__ import annotations
 
 import random
-from collections import Counter
+import struct
+from collections import Counter as Tally
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -21,12 +22,12 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from onejob.errors import AdmissionBusy, OnejobError
-from onejob.job import TERMINAL, UNSTARTED, Changes, Job, Mark, State, Trait, View
+from onejob.job import TERMINAL, UNSTARTED, WAITING, Changes, Job, Mark, State, Trait, View
 from onejob.lifecycle import mature, start, too_late
 from onejob.stores.book import Book
 from onejob.stores.contract import Lease, Step
 from onejob.stores.redis import layout
-from onejob.stores.redis.layout import TIMED, Bucket, Shift, frame, micros
+from onejob.stores.redis.layout import TIMED, Bucket, Command, Counter, frame, micros
 from onejob.stores.redis.records import REVISION, Seen, read_job, read_mark, write_job, write_mark
 
 T = TypeVar("T")
@@ -34,12 +35,15 @@ T = TypeVar("T")
 WRITTEN, BEFORE, FULL = 1, 2, 3  # what `swap` answers, besides what is there
 MOSTLY, FADING = 0.75, 0.9  # when to look before guessing that a key is free, and how soon that is forgotten
 FIRST, AGAIN = b"0", b"1"  # whether a script was sent before
+DEPTHS = (b"0", b"1", b"2")  # how much of a key is shown
+WRITING = frozenset({"admit", "swap"})  # scripts that must know that
 GROUPS = 100  # in one script at most: the server does nothing else meanwhile
 MATURED_AT_ONCE = 1000
 TURN, TURN_USED = 5000, 4000  # milliseconds for which a turn is given, and within which it is used
 CLAIM = timedelta(seconds=5)  # how long a job is set aside for one who decides whether to start it
 REMEMBERED = 10_000  # runs whose last sight is kept, to guess by
 
+COMMANDS = {"HSET": 1, "HDEL": 2, "ZADD": 3, "ZREM": 4}  # as `swap` knows them
 RINGING = TERMINAL | TIMED | {State.AVAILABLE}  # states that somebody may wait for
 
 
@@ -49,16 +53,16 @@ class Ask(NamedTuple):
     bucket: int
     words: list[Any] | tuple[Any, ...]
     script: str | None = None
-    keys: Sequence[bytes] = ()
+    keys: tuple[bytes, ...] = ()
 
     def again(self) -> Ask:
         """Make the same question, for when nobody knows whether it came through."""
-        return (
-            self._replace(words=[*self.words[:2], AGAIN, *self.words[3:]]) if self.script == "swap" else self
-        )
+        return self._replace(words=(AGAIN, *self.words[1:])) if self.script in WRITING else self
 
 
-Flow = Generator[Iterable[Ask], list[Any], T]
+Flow = Generator["Ask | Iterable[Ask]", Any, T]
+"""Yields one question and receives its answer, or several and a list of answers."""
+
 Clock = Callable[[], datetime]
 
 
@@ -76,8 +80,22 @@ class Sight:
     place: Bucket | None = None
     actual: bool = False  # whether the store has shown it
 
+    def view(self, step: Step, now: datetime) -> View:
+        """Show a step what it names, as `Book.view` does."""
+        job = None if step.job_id is None or step.job_id not in self.jobs else self.jobs[step.job_id].job
+        if (step.key if job is None else job.key) is None:
+            return View(now, job)
+        mark = None if self.mark is None else read_mark(self.mark)
+        marked = None if mark is None else self.job(mark.job)
+        return View(now, job, self.job(self.held), self.job(self.next), mark, marked)
+
+    def job(self, job_id: str | None) -> Job | None:
+        """Give a job that was seen."""
+        seen = None if job_id is None else self.jobs.get(job_id)
+        return None if seen is None else seen.job
+
     def book(self) -> Book:
-        """Make the working copy."""
+        """Make the working copy, for steps that must see what others before them change."""
         book = Book()
         for seen in self.jobs.values():
             book.put(seen.job)
@@ -103,13 +121,12 @@ def framed(text: bytes | None) -> bytes:
 def read_sight(place: Bucket, reply: Sequence[Any]) -> Sight:
     """Read what the script has shown."""
     records, held, holder, following, successor, mark, marked = reply
-    first, second = (name and name.decode() for name in (held, following))
-    sight = Sight({}, first, second, mark, place, actual=True)
+    jobs: dict[str, Seen] = {}
     for record in (*records, holder, successor, marked):
         if record is not None:
             seen = read_job(record)
-            sight.jobs.setdefault(seen.job.id, seen)
-    return sight
+            jobs.setdefault(seen.job.id, seen)
+    return Sight(jobs, held and held.decode(), following and following.decode(), mark, place, actual=True)
 
 
 NOTHING = Sight()  # never changed: what a request guesses
@@ -152,7 +169,7 @@ class Ground:
         self.clock = clock
         self.patience = patience  # seconds in which a step must win its race
         self.channel = f"{prefix}:bell".encode()
-        self.voice = random.randbytes(8)  # noqa: S311 - a label
+        self.voice = random.randbytes(8).hex().encode()  # noqa: S311 - a label
         self.memory = Memory()
         self.absorbed = 0.0  # how many of the last requests were duplicates, as a share
 
@@ -162,6 +179,11 @@ class Ground:
 
 
 # ── groups: steps that share a key or a job ───────────────────────────────────────────────────────
+
+
+def depth_of(step: Step) -> int:
+    """Tell how much of its key a step must be shown: nothing, who stands for it, or its mark too."""
+    return 0 if step.alone else 2 if step.marks or step.job_id is not None else 1
 
 
 class Group:
@@ -185,8 +207,7 @@ class Group:
         self.steps.append((position, step))
         if step.job_id is not None and step.job_id not in self.ids:
             self.ids.append(step.job_id)
-        depth = 0 if step.alone else 2 if step.marks or step.job_id is not None else 1
-        self.depth = max(self.depth, depth)
+        self.depth = max(self.depth, depth_of(step))
 
     def show(self, sight: Sight) -> None:
         """Take in what was seen of one more of the jobs."""
@@ -215,131 +236,136 @@ class Plan(NamedTuple):
     """What deciding a group has come to: what to write, and what there will then be to see."""
 
     place: Bucket
-    fresh: Sequence[str] = ()
-    commands: Sequence[list[Any]] = ()
-    counters: Iterable[tuple[tuple[bytes, bytes], int]] = ()
+    fresh: Sequence[bytes] = ()
+    commands: Sequence[Command] = ()
+    counters: Sequence[tuple[Counter, int]] = ()
     after: Sight | None = None
     revision: bytes = b""
     rings: bool = False
 
 
 def decide(group: Group, ground: Ground, now: datetime) -> Plan:
-    """Run a group's steps on what was seen, and compare what comes out."""
-    if group.sight is NOTHING and len(group.steps) == 1 and not group.depths:
-        return hope(group, ground, now)
-    return decide_on(group, group.sight.book(), ground, now)
+    """Run a group's steps on what was seen, and collect what must be written."""
+    sight, changes = group.sight, run(group, now)
+    written: dict[str, Job | None] = {}
+    mark = None
+    for one in changes:
+        for job in (*one.updates, *one.inserts):
+            written[job.id] = job
+        for job_id in one.deletes:
+            written[job_id] = None
+        mark = one.mark or mark
+    place = sight.place or ground.home(group.key or next(iter(written), ""))
+    return compare(group, written, mark, place) if written or mark else Plan(place)
 
 
-def hope(group: Group, ground: Ground, now: datetime) -> Plan:
-    """Decide a request as if nobody stood for its key, the shortest way."""
-    try:
-        changes = group.steps[0][1].act(View(now))
-    except OnejobError as refusal:
-        changes = Changes(refusal)
-    if len(changes.inserts) != 1 or changes.updates or changes.deletes:
-        return decide_on(group, Book(), ground, now)
-    [job] = changes.inserts
-    group.answers = [changes.answer]
-    place = ground.home(job.key or job.id)
-    counters = [(counter, 1) for counter in layout.counters(place, job)]
-    return Plan(place, [job.id], insertion(job, changes.mark, place), counters, rings=job.state in RINGING)
-
-
-def insertion(job: Job, mark: Mark | None, place: Bucket) -> list[list[Any]]:
-    """Write a job where nothing is."""
-    commands: list[list[Any]] = [["HSET", place.jobs, job.id, write_job(job, new_revision())]]
-    if job.held_key is not None:
-        commands.append(["HSET", place.held, job.held_key, job.id])
-    if job.next_key is not None:
-        commands.append(["HSET", place.next, job.next_key, job.id])
-    if mark is not None and mark.job:
-        commands.append(["HSET", place.marks, mark.key, write_mark(mark)])
-    commands += [
-        ["ZADD", name, score, member] for (name, member), score in layout.entries(place, job).items()
-    ]
-    return commands
-
-
-def decide_on(group: Group, book: Book, ground: Ground, now: datetime) -> Plan:
-    """Run a group's steps on a book, and compare what comes out."""
+def run(group: Group, now: datetime) -> list[Changes]:
+    """Run a group's steps, and tell what they change; several of them on a copy that follows along."""
     changes: list[Changes] = []
-    book.depths = group.depths
-    group.answers = [book.run(step, now, changes.append) for _, step in group.steps]
-    place = group.sight.place or ground.home(group.key or next(iter(book.jobs), ""))
-    if any(one.updates or one.inserts or one.deletes or one.mark for one in changes):
-        return compare(group, book, place)
-    return Plan(place)
+    if len(group.steps) > 1 or group.depths:
+        book = group.sight.book()
+        book.depths = group.depths
+        group.answers = [book.run(step, now, changes.append) for _, step in group.steps]
+    else:
+        [(_, step)] = group.steps
+        changes.append(act(step, group.sight.view(step, now)))
+        group.answers = [changes[0].answer]
+    return changes
 
 
-def compare(group: Group, book: Book, place: Bucket) -> Plan:
-    """Collect what must be written to get from what was seen to what is in the book."""
+def act(step: Step, view: View) -> Changes:
+    """Run one step; a refusal changes nothing and is the answer."""
+    try:
+        return step.act(view)
+    except OnejobError as refusal:
+        return Changes(refusal)
+
+
+def compare(group: Group, written: Mapping[str, Job | None], mark: Mark | None, place: Bucket) -> Plan:
+    """Collect what must be written to get from what was seen to this."""
     sight, revision = group.sight, new_revision()
-    after = Sight(sight.jobs, sight.held, sight.next, sight.mark, place)
-    changed = [job for job in book.jobs.values() if not _same(sight.jobs.get(job.id), job)]
-    gone = [seen.job for seen in sight.jobs.values() if seen.job.id not in book.jobs]
-    after.jobs = {job.id: sight.jobs.get(job.id) or Seen(revision, job) for job in book.jobs.values()}
-    after.jobs |= {job.id: Seen(revision, job) for job in changed}
-    shift = Shift(place)
-    for job in changed:
-        shift.note(seen.job if (seen := sight.jobs.get(job.id)) else None, job)
-    for job in gone:
-        shift.note(job, None)
-    commands = [["HSET", place.jobs, job.id, write_job(job, revision)] for job in changed]
-    commands += [["HDEL", place.jobs, job.id] for job in gone]
-    commands += pointed(group, book, place, after) + remarked(group, book, place, after) + moves(shift)
-    fresh = [job.id for job in changed if job.id not in sight.jobs]
-    counters = [one for one in shift.counted.items() if one[1]]
-    rings = any(job.state in RINGING for job in changed)
+    after = Sight(dict(sight.jobs), sight.held, sight.next, sight.mark, place)
+    commands: list[Command] = []
+    counted: dict[Counter, int] = {}
+    fresh, rings = [], False
+    for job_id, job in written.items():
+        old, name = sight.job(job_id), job_id.encode()
+        if job is old:
+            continue
+        if job is None:
+            del after.jobs[job_id]
+            commands.append(("HDEL", place.jobs, name))
+        else:
+            after.jobs[job_id] = Seen(revision, job)
+            commands.append(("HSET", place.jobs, name, write_job(job, revision)))
+            rings = rings or job.state in RINGING
+        if old is None:
+            fresh.append(name)
+        commands += layout.moves(place, old, job, name)
+        recount(place, old, job, counted)
+    if group.key is not None:
+        commands += pointed(group, written, place, after) + remarked(group, mark, place, after)
+    counters = [one for one in counted.items() if one[1]]
     return Plan(place, fresh, commands, counters, after, revision, rings)
 
 
-def _same(seen: Seen | None, job: Job) -> bool:
-    return seen is not None and seen.job is job
+def recount(place: Bucket, old: Job | None, new: Job | None, counted: dict[Counter, int]) -> None:
+    """Add what a change does to the counters."""
+    for job, by in ((old, -1), (new, 1)):
+        if job is not None:
+            for counter in layout.counters(place, job):
+                counted[counter] = counted.get(counter, 0) + by
 
 
-def pointed(group: Group, book: Book, place: Bucket, after: Sight) -> list[list[Any]]:
+def pointed(group: Group, written: Mapping[str, Job | None], place: Bucket, after: Sight) -> list[Command]:
     """Let the key point to whoever stands for it now."""
-    if group.key is None or group.depth == 0:
+    if group.depth == 0:
         return []
     held, following = after.held, after.next
-    after.held, after.next = book.held.get(group.key), book.nexts.get(group.key)
+    if held in written:
+        after.held = None
+    if following in written:
+        after.next = None
+    for job in written.values():
+        if job is not None and job.held_key is not None:
+            after.held = job.id
+        if job is not None and job.next_key is not None:
+            after.next = job.id
     return [
         *turn(place.held, group.key, held, after.held),
         *turn(place.next, group.key, following, after.next),
     ]
 
 
-def remarked(group: Group, book: Book, place: Bucket, after: Sight) -> list[list[Any]]:
-    """Write the key's mark anew, if it has changed."""
-    if group.key is None or group.depth < 2:  # noqa: PLR2004 - marks were not shown
+def remarked(group: Group, mark: Mark | None, place: Bucket, after: Sight) -> list[Command]:
+    """Write the key's mark anew, if it has changed; one without a job is dropped."""
+    if mark is None or group.depth < 2:  # noqa: PLR2004 - marks were not shown
         return []
-    old, mark = after.mark, book.marks.get(group.key)
-    after.mark = None if mark is None else write_mark(mark)
-    return turn(place.marks, group.key, old, after.mark)
+    old, after.mark = after.mark, write_mark(mark) if mark.job else None
+    return turn(place.marks, mark.key, old, after.mark)
 
 
-def turn(name: bytes, key: bytes, old: Any, new: Any) -> list[list[Any]]:
+def turn(name: bytes, key: bytes | None, old: Any, new: Any) -> list[Command]:
     """Write what a key has in a hash, or take it away, if it has changed."""
     if new == old:
         return []
-    return [["HDEL", name, key]] if new is None else [["HSET", name, key, new]]
-
-
-def moves(shift: Shift) -> list[list[Any]]:
-    """Write the changes of the indexes as commands."""
-    return [
-        *(["ZADD", name, score, member] for name, member, score in shift.added),
-        *(["ZREM", name, member] for name, member in shift.removed),
-    ]
+    if new is None:
+        return [("HDEL", name, key)]
+    return [("HSET", name, key, new.encode() if isinstance(new, str) else new)]
 
 
 # ── applying ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def apply(steps: Sequence[Step], ground: Ground) -> Flow[list[Any]]:
-    """Decide steps in order and write what they change; steps on one key or job are one group."""
+    """Decide steps in order and write what they change."""
     if len(steps) == 1 and steps[0].job_id is None and steps[0].queue is None:
-        return (yield from admit(steps[0], ground))
+        return admit(steps[0], ground)
+    return apply_together(steps, ground)
+
+
+def apply_together(steps: Sequence[Step], ground: Ground) -> Flow[list[Any]]:
+    """Apply steps; those on one key or job are one group."""
     groups = yield from arrange(steps, ground)
     if queues := {step.queue for step in steps if step.queue is not None}:
         depths = yield from count_waiting(queues, ground)
@@ -365,37 +391,70 @@ def count_waiting(queues: Collection[tuple[str, str]], ground: Ground) -> Flow[d
 
 
 def admit(step: Step, ground: Ground) -> Flow[list[Any]]:
-    """Do the same for one request, the shortest way."""
-    group = Group(step.key)
-    group.add(0, step)
+    """Apply one request, the shortest way: as if nobody stood for its key, unless somebody mostly does."""
     if step.key is not None and ground.absorbed > MOSTLY:
-        sight = yield from peek(step.key, group.depth, ground)
+        sight = yield from peek(step.key, depth_of(step), ground)
         if sight.held or sight.next or sight.mark:
-            return (yield from meet(group, sight, ground))
-    plan = decide(group, ground, ground.clock())
-    script = Script(plan.place, ground)
-    script.add(group, plan)
-    [[reply]] = yield (script.ask(),)
+            return (yield from meet(step, sight, ground))
+    changes = act(step, View(ground.clock()))
+    if not is_entry(changes):
+        return (yield from apply_together([step], ground))
+    ask = entry(step, changes, ground)
+    reply = yield ask
     if isinstance(reply, int):
         ground.absorbed *= FADING
-        return group.answers
-    return (yield from meet(group, read_sight(plan.place, reply), ground))
+        return [changes.answer]
+    return (yield from meet(step, read_sight(ground.buckets[ask.bucket], reply), ground))
 
 
-def meet(group: Group, sight: Sight, ground: Ground) -> Flow[list[Any]]:
+def is_entry(changes: Changes) -> bool:
+    """Tell whether all that is to be written is one new job, which waits for nobody of its key."""
+    if len(changes.inserts) != 1 or changes.updates or changes.deletes:
+        return False
+    [job] = changes.inserts
+    return job.state in WAITING and job.next_key is None
+
+
+def entry(step: Step, changes: Changes, ground: Ground) -> Ask:
+    """Ask for a new job to be written if nobody stands for its key."""
+    [job], mark = changes.inserts, changes.mark
+    place, name = ground.home(job.key or job.id), job.id.encode()
+    [(_, counter)] = layout.counters(place, job)
+    entries = layout.entries(place, job, name)
+    words = [
+        FIRST,
+        step.key or b"",
+        DEPTHS[depth_of(step)],
+        name,
+        write_job(job, new_revision()),
+        b"0" if job.held_key is None else b"1",
+        b"" if mark is None or not mark.job else write_mark(mark),
+        counter,
+        ground.channel,
+        ground.voice if job.state in RINGING else b"",
+    ]
+    for standing in entries.values():
+        words += standing
+    return Ask(place.number, words, "admit", (*place.standing, place.counts, *entries))
+
+
+def meet(step: Step, sight: Sight, ground: Ground) -> Flow[list[Any]]:
     """Decide a request on who stands for its key; most often there is nothing to write."""
-    group.sight = sight
-    if decide_on(group, sight.book(), ground, ground.clock()).commands:
-        yield from commit([group], ground)
-    else:
+    changes = act(step, sight.view(step, ground.clock()))
+    if not (changes.updates or changes.inserts or changes.deletes or changes.mark):
         ground.absorbed = ground.absorbed * FADING + (1 - FADING)
+        return [changes.answer]
+    group = Group(step.key)
+    group.add(0, step)
+    group.sight = sight
+    yield from commit([group], ground)
     return group.answers
 
 
 def peek(key: bytes, depth: int, ground: Ground) -> Flow[Sight]:
     """See who stands for a key."""
     place = ground.home(key)
-    [reply] = yield (Ask(place.number, (key, depth), "peek", place.fixed[:4]),)
+    reply = yield Ask(place.number, (FIRST, key, DEPTHS[depth]), "admit", place.standing)
     return read_sight(place, reply)
 
 
@@ -539,56 +598,84 @@ def give_up(groups: Iterable[Group]) -> None:
 
 
 class Script:
-    """A call of `swap` in the making: every key and counter is named once, and then known by number."""
+    """A call of `swap` in the making: every key, list and counter is named once, and then known by number."""
 
-    __slots__ = ("_counters", "_head", "_numbers", "_place", "_words")
+    __slots__ = ("_counters", "_ground", "_lists", "_numbers", "_place", "_runs", "_words")
 
     def __init__(self, place: Bucket, ground: Ground) -> None:
         self._place = place
+        self._ground = ground
         self._numbers = dict(place.numbers)
-        self._counters: dict[tuple[bytes, bytes], int] = {}
-        self._head = (ground.channel, ground.voice, FIRST)
-        self._words: list[Any] = []
+        self._lists: dict[tuple[str, bytes], int] = {}
+        self._counters: dict[Counter, int] = {}
+        self._runs: list[int] = []
+        self._words: list[bytes] = []
 
     def add(self, group: Group, plan: Plan) -> None:
         """Write a plan, if what it relies on is still so."""
-        commands: list[Any] = []
-        numbers = self._numbers
-        for command in plan.commands:
-            name = command[1]
-            number = numbers.get(name) or numbers.setdefault(name, len(numbers) + 1)
-            commands += (len(command), command[0], number, *command[2:])
-        counters: list[Any] = []
+        words = [group.key or b"", group.expected()]
+        words += [job_id.encode() for job_id in group.ids]
+        words += plan.fresh
+        counters: list[int] = []
         for counter, by in plan.counters:
             counters += (self._counter(counter), by)
-        limits: list[Any] = []
-        for queue, most, by in group.limits:
-            limits += (self._counter((self._place.active, queue)) if queue else 0, most, by)
-        for name, most in group.rates.items():
-            begun = [answer for answer in group.answers if isinstance(answer, Job)]
-            number = numbers.get(name) or numbers.setdefault(name, len(numbers) + 1)
-            limits += (-number, most, len(begun))
-            for job in begun:
-                commands += (4, "ZADD", number, micros(job.started_at or job.run_at), start_of(job))
-        ids, fresh = group.ids, plan.fresh
-        self._words += (group.key or b"", group.depth, group.expected(), len(ids), len(fresh), len(limits))
-        self._words += (len(counters), len(commands), b"1" if plan.rings else b"0")
-        self._words += (*ids, *fresh, *limits, *counters, *commands)
-
-    def _counter(self, counter: tuple[bytes, bytes]) -> int:
-        return self._counters.get(counter) or self._counters.setdefault(counter, len(self._counters) + 1)
+        limits = self._limits(group)
+        words += limits
+        lists, writes = self._lists, []
+        for command in plan.commands:
+            slot = command[:2]
+            writes.append(lists.get(slot) or lists.setdefault(slot, len(lists) + 1))
+            words += command[2:]
+        for name in group.rates:
+            for job in begun(group):
+                writes.append(self._list("ZADD", name))
+                words += (b"%d" % micros(job.started_at or job.run_at), start_of(job))
+        counts = (len(group.ids), len(plan.fresh), len(limits) // 3, plan.rings, len(plan.counters))
+        self._add(words, (group.depth, *counts, *counters, *writes))
 
     def look(self, job_id: str) -> None:
         """Show a job, and who stands for its key."""
-        self._words += (b"", 2, b"?", 1, 0, 0, 0, 0, b"0", job_id)
+        self._add([b"", b"?", job_id.encode()], (2, 1, 0, 0, 0, 0))
+
+    def _add(self, words: list[bytes], numbers: tuple[int, ...]) -> None:
+        self._runs += (1 + len(numbers) + len(words), len(words), *numbers, *map(len, words))
+        self._words += words
+
+    def _limits(self, group: Group) -> list[bytes]:
+        limits: list[int] = []
+        for queue, most, by in group.limits:
+            limits += (self._counter((self._place.active, queue)) if queue else 0, most, by)
+        for name, most in group.rates.items():
+            limits += (-self._list("ZADD", name), most, len(begun(group)))
+        return [b"%d" % number for number in limits]
+
+    def _list(self, command: str, name: bytes) -> int:
+        return self._lists.setdefault((command, name), len(self._lists) + 1)
+
+    def _counter(self, counter: Counter) -> int:
+        return self._counters.get(counter) or self._counters.setdefault(counter, len(self._counters) + 1)
 
     def ask(self) -> Ask:
         """Make the question."""
-        words: list[Any] = [*self._head, len(self._counters)]
-        for name, counter in self._counters:
-            words += (self._numbers[name], counter)
-        words += self._words
-        return Ask(self._place.number, words, "swap", list(self._numbers))
+        head = [len(self._lists)]
+        for command, name in self._lists:
+            head += (COMMANDS[command], self._number(name))
+        head.append(len(self._counters))
+        head += [self._number(name) for name, _ in self._counters]
+        head += [len(field) for _, field in self._counters]
+        numbers = (len(head), *head, *self._runs)
+        plan = struct.pack(f"<{len(numbers)}i", *numbers)
+        text = b"".join([*(field for _, field in self._counters), *self._words])
+        words = (FIRST, self._ground.channel, self._ground.voice, plan, text)
+        return Ask(self._place.number, words, "swap", tuple(self._numbers))
+
+    def _number(self, name: bytes) -> int:
+        return self._numbers.get(name) or self._numbers.setdefault(name, len(self._numbers) + 1)
+
+
+def begun(group: Group) -> list[Job]:
+    """List the jobs that a group starts."""
+    return [answer for answer in group.answers if isinstance(answer, Job)]
 
 
 # ── leasing ───────────────────────────────────────────────────────────────────────────────────────
@@ -625,12 +712,12 @@ class Rooms(NamedTuple):
 
     def after(self, started: Sequence[Job]) -> Rooms:
         """Tell what is left when jobs have been started."""
-        begun = Counter(job.queue for job in started)
+        begun = Tally(job.queue for job in started)
         left = {queue: most - begun[queue] for queue, most in self.queues.items() if most > begun[queue]}
         if self.deadline is None:  # the server counts
             return self._replace(queues=left)
         shares = (layout.share(job.namespace, job.queue, job.partition) for job in started if job.partition)
-        return self._replace(queues=left, running=Counter(self.running) + Counter(shares))
+        return self._replace(queues=left, running=Tally(self.running) + Tally(shares))
 
 
 def lease_within(wanted: Lease, rooms: Rooms, ground: Ground) -> Flow[list[Job]]:
@@ -659,7 +746,7 @@ def lease_within(wanted: Lease, rooms: Rooms, ground: Ground) -> Flow[list[Job]]
 
 def best(claims: Sequence[Claim], rooms: Rooms, wanted: Lease, rest: int) -> list[Claim]:
     """Keep the best of what several buckets have given."""
-    left, running, kept = dict(rooms.queues), Counter(rooms.running), list[Claim]()
+    left, running, kept = dict(rooms.queues), Tally(rooms.running), list[Claim]()
     for one in claims:
         queue, share = one.job.queue, share_of(one.job, wanted)
         if (
@@ -686,7 +773,7 @@ def lease_in_turn(wanted: Lease, limited: Collection[str], ground: Ground) -> Fl
     A start is refused once the turn has ended, so that nobody who was held up goes on from an old count.
     """
     place, me = ground.buckets[0], random.randbytes(8)  # noqa: S311 - a label
-    keys = [place.beside("turn", wanted.namespace), place.beside("turn wanted", wanted.namespace)]
+    keys = (place.beside("turn", wanted.namespace), place.beside("turn wanted", wanted.namespace))
     words = [me, TURN, ground.channel, ground.voice]
     [time] = yield [Ask(place.number, words, "turn", keys)]
     if time is None:
@@ -704,9 +791,9 @@ def lease_in_turn(wanted: Lease, limited: Collection[str], ground: Ground) -> Fl
     return started
 
 
-def running_everywhere(ground: Ground) -> Flow[Counter[bytes]]:
+def running_everywhere(ground: Ground) -> Flow[Tally[bytes]]:
     """Count the active jobs of all queues and partitions over all buckets."""
-    running: Counter[bytes] = Counter()
+    running: Tally[bytes] = Tally()
     for reply in (yield [Ask(place.number, ("HGETALL", place.active)) for place in ground.buckets]):
         for name, number in zip(reply[::2], reply[1::2], strict=True):
             running[name] += int(number)
@@ -746,9 +833,9 @@ def return_unused(
             yield asks
 
 
-def start_of(job: Job) -> str:
+def start_of(job: Job) -> bytes:
     """Name a start so that no other has the same name."""
-    return f"{job.id}:{job.token}"
+    return b"%b:%d" % (job.id.encode(), job.token)
 
 
 def claim(
@@ -787,7 +874,7 @@ def claim_ask(place: Bucket, wanted: Lease, rooms: Rooms, most: tuple[int, int],
         for task in tasks:
             names.append(place.due(wanted.namespace, queue, task))
             names += [place.shared(wanted.namespace, queue, task)] if queue in wanted.shares else []
-    return Ask(place.number, words, "claim", names)
+    return Ask(place.number, words, "claim", tuple(names))
 
 
 def known_of(counter: bytes, running: Mapping[bytes, int]) -> list[Any]:

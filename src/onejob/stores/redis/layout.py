@@ -11,6 +11,7 @@ import struct
 from datetime import datetime, timedelta
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Any
 from zlib import crc32
 
 import msgspec
@@ -27,14 +28,43 @@ TIMED = frozenset({State.SCHEDULED, State.RETRYABLE})
 NAMES = 4096  # kept ready
 PARTITION = 16  # bytes
 
-Entries = dict[tuple[bytes, bytes], bytes]
-"""Sorted set and member → score."""
+ZERO = b"0"
+
+Entries = dict[bytes, tuple[bytes, bytes]]
+"""Sorted set → score and member: of one job each set has one member at most."""
+
+Counter = tuple[bytes, bytes]
+"""Hash and field."""
+
+Command = tuple[Any, ...]
+"""A command, its key, and its words."""
+
+
+class Lot:
+    """The names that the jobs of one task in one queue share: of their indexes, and of their counters."""
+
+    __slots__ = ("awaited", "counters", "due", "ended", "listed", "returning", "shared")
+
+    def __init__(self, place: Bucket, namespace: str, queue: str, task: str) -> None:
+        self.due = place.due(namespace, queue, task)
+        self.shared = place.shared(namespace, queue, task)
+        self.awaited = place.awaited(namespace)
+        self.returning = place.returning(namespace, task)
+        self.listed = {state: place.listed(namespace, state) for state in State}
+        self.ended = {state: place.ended(namespace, task, state) for state in TERMINAL}
+        self.counters: dict[tuple[State, bool], tuple[Counter, ...]] = {}
+        for state in State:
+            active = ((place.active, frame(namespace, queue)),) if state is State.ACTIVE else ()
+            for held, word in ((False, ""), (True, "held")):
+                counts = (place.counts, frame(namespace, queue, task, state, word))
+                self.counters[state, held] = (counts, *active)
 
 
 class Bucket:
     """The keys of one bucket. Scripts get the fixed ones, all hashes, then the sorted sets they need."""
 
     __slots__ = (
+        "_lots",
         "_names",
         "active",
         "blocked",
@@ -50,6 +80,7 @@ class Bucket:
         "next",
         "number",
         "numbers",
+        "standing",
         "tag",
         "timed",
     )
@@ -70,8 +101,20 @@ class Bucket:
         self.expiring = self.tag + b"expiring"  # id by when it is too late to start
         self.leased = self.tag + b"leased"  # id by the end of its lease
         self.fixed = (self.jobs, self.held, self.next, self.marks, self.active, self.counts)
+        self.standing = self.fixed[:4]  # of a key
         self.numbers = {name: number for number, name in enumerate(self.fixed, 1)}
         self._names: dict[tuple[str, ...], bytes] = {}
+        self._lots: dict[tuple[str, str, str], Lot] = {}
+
+    def lot(self, namespace: str, queue: str, task: str) -> Lot:
+        """Give the names that jobs of a task in a queue share."""
+        names = (namespace, queue, task)
+        lot = self._lots.get(names)
+        if lot is None:
+            if len(self._lots) > NAMES:
+                self._lots.clear()
+            lot = self._lots[names] = Lot(self, namespace, queue, task)
+        return lot
 
     def beside(self, *names: str) -> bytes:
         """Name an index that there is one of per names."""
@@ -153,41 +196,41 @@ def rank(job: Job) -> bytes:
     return _rank(SIGN - job.priority, SIGN + micros(job.run_at), SIGN + job.place) + job.id.encode()
 
 
-def entries(place: Bucket, job: Job) -> Entries:
-    """List where a job stands in the sorted sets."""
-    name = job.id.encode()
-    found = {(place.listed(job.namespace, job.state), name): b"0"}
-    if job.state is State.AVAILABLE:
-        found |= in_line(place, job)
-    elif job.state in TIMED:
-        at = b"%d" % micros(job.run_at)
-        found[place.timed, name] = found[place.awaited(job.namespace), name] = at
-    elif job.state is State.ACTIVE and job.lease_until is not None:
-        found[place.leased, name] = b"%d" % micros(job.lease_until)
-    elif job.state in TERMINAL and job.finished_at is not None:
-        found[place.ended(job.namespace, job.task, job.state), name] = b"%d" % micros(job.finished_at)
-    if job.returns_at is not None:
-        found[place.returning(job.namespace, job.task), name] = b"%d" % micros(job.returns_at)
-    if job.expires_at is not None and job.state in UNSTARTED:
-        found[place.expiring, name] = b"%d" % micros(job.expires_at)
-    if job.key is not None:
-        found[place.keyed, job.key + name] = b"0"
-    if job.chain_index:
-        found[place.chains, chained(job)] = b"0"
-    if job.blockers is not None and job.state not in TERMINAL:
-        found |= {(place.blocked, name): b"0"} if job.state is State.PENDING else {}
-        found |= {(place.awaiting(chain), name): b"0" for chain in job.awaits}
+def moving(place: Bucket, job: Job, name: bytes) -> Entries:
+    """List where a job stands in the sorted sets as long as it is in this state."""
+    lot, state = place.lot(job.namespace, job.queue, job.task), job.state
+    found = {lot.listed[state]: (ZERO, name)}
+    if state is State.AVAILABLE:
+        if job.partition is None:
+            found[lot.due] = (ZERO, rank(job))
+        else:
+            standing, own = rank(job), partition(job.partition)
+            found[lot.due], found[lot.shared] = (ZERO, standing + b"\0" + own), (ZERO, own + standing)
+    elif state is State.ACTIVE:
+        if job.lease_until is not None:
+            found[place.leased] = (b"%d" % micros(job.lease_until), name)
+    elif state in TIMED:
+        found[place.timed] = found[lot.awaited] = (b"%d" % micros(job.run_at), name)
+    elif state in TERMINAL and job.finished_at is not None:
+        found[lot.ended[state]] = (b"%d" % micros(job.finished_at), name)
+        if job.returns_at is not None:
+            found[lot.returning] = (b"%d" % micros(job.returns_at), name)
+    if job.expires_at is not None and state in UNSTARTED:
+        found[place.expiring] = (b"%d" % micros(job.expires_at), name)
+    if job.blockers is not None and state not in TERMINAL:
+        found |= {place.blocked: (ZERO, name)} if state is State.PENDING else {}
+        found |= {place.awaiting(chain): (ZERO, name) for chain in job.awaits}
     return found
 
 
-def in_line(place: Bucket, job: Job) -> Entries:
-    """List where an available job stands: in its queue, and in its partition if it has one."""
-    queue = place.due(job.namespace, job.queue, job.task)
-    if job.partition is None:
-        return {(queue, rank(job)): b"0"}
-    name, standing = partition(job.partition), rank(job)
-    shared = place.shared(job.namespace, job.queue, job.task)
-    return {(queue, standing + b"\0" + name): b"0", (shared, name + standing): b"0"}
+def entries(place: Bucket, job: Job, name: bytes) -> Entries:
+    """List where a job stands in the sorted sets: also by its key and in its chain, which never change."""
+    found = moving(place, job, name)
+    if job.key is not None:
+        found[place.keyed] = (ZERO, job.key + name)
+    if job.chain_index:
+        found[place.chains] = (ZERO, chained(job))
+    return found
 
 
 @lru_cache(maxsize=NAMES)
@@ -206,34 +249,29 @@ def chained(job: Job) -> bytes:
     return b"%b\0%0*d%b" % (job.chain_id.encode(), POSITION, job.chain_index, job.id.encode())
 
 
-def counters(place: Bucket, job: Job) -> list[tuple[bytes, bytes]]:
+def counters(place: Bucket, job: Job) -> tuple[Counter, ...]:
     """List the counters in which a job counts."""
-    held = "" if job.held_key is None else "held"
-    kinds = [(place.counts, frame(job.namespace, job.queue, job.task, job.state, held))]
-    if job.state is State.ACTIVE:
-        kinds.append((place.active, frame(job.namespace, job.queue)))
-        if job.partition:
-            kinds.append((place.active, share(job.namespace, job.queue, job.partition)))
+    lot = place.lot(job.namespace, job.queue, job.task)
+    kinds = lot.counters[job.state, job.held_key is not None]
+    if job.partition and job.state is State.ACTIVE:
+        kinds += ((place.active, share(job.namespace, job.queue, job.partition)),)
     return kinds
 
 
-class Shift:
-    """What changes in the indexes when jobs change."""
+# ── what is written ───────────────────────────────────────────────────────────────────────────────
 
-    __slots__ = ("_place", "added", "counted", "removed")
 
-    def __init__(self, place: Bucket) -> None:
-        self._place = place
-        self.added: list[tuple[bytes, bytes, bytes]] = []
-        self.removed: list[tuple[bytes, bytes]] = []
-        self.counted: dict[tuple[bytes, bytes], int] = {}
-
-    def note(self, old: Job | None, new: Job | None) -> None:
-        """Take in one job's change; None stands for absence."""
-        before = {} if old is None else entries(self._place, old)
-        after = {} if new is None else entries(self._place, new)
-        self.removed += [entry for entry in before if entry not in after]
-        self.added += [(*entry, score) for entry, score in after.items() if before.get(entry) != score]
-        for job, by in ((old, -1), (new, 1)):
-            for counter in () if job is None else counters(self._place, job):
-                self.counted[counter] = self.counted.get(counter, 0) + by
+def moves(place: Bucket, old: Job | None, new: Job | None, name: bytes) -> list[Command]:
+    """Write what changes in the indexes when a job comes, changes or goes; None stands for absence."""
+    if old is not None and new is not None:
+        before, after = moving(place, old, name), moving(place, new, name)
+    else:
+        before = {} if old is None else entries(place, old, name)
+        after = {} if new is None else entries(place, new, name)
+    commands: list[Command] = [
+        ("ZADD", index, *entry) for index, entry in after.items() if before.get(index) != entry
+    ]
+    for index, (_, member) in before.items():
+        if index not in after or after[index][1] != member:
+            commands.append(("ZREM", index, member))
+    return commands

@@ -26,7 +26,7 @@ Names = list[tuple[Bucket, bytes]]
 def look(key: bytes, ground: Ground) -> Flow[View]:
     """Show who stands for a key."""
     sight = yield from peek(key, 2, ground)
-    return sight.book().view(Step(_nothing, key=key), ground.clock())
+    return sight.view(Step(_nothing, key=key), ground.clock())
 
 
 def _nothing(_view: View) -> Changes:
@@ -308,7 +308,7 @@ def tails(chains: Sequence[str], ground: Ground) -> Flow[list[Job | None]]:
 def tails_in(wanted: Mapping[Bucket, Sequence[str]]) -> Flow[dict[str, Job]]:
     """Read the last jobs of chains in the buckets that are named, each bucket at one moment."""
     asks = [
-        Ask(place.number, list(chains), "tails", [place.jobs, place.chains])
+        Ask(place.number, list(chains), "tails", (place.jobs, place.chains))
         for place, chains in wanted.items()
     ]
     replies = (yield asks) if asks else []
@@ -483,7 +483,7 @@ def fold(namespace: str, ground: Ground) -> Flow[int]:
         gone = [tally for tally, job in zip(some, jobs, strict=True) if job is None]
         words = [frame(t.task, t.outcome, job_id) for t in gone for job_id in (t.job_id, "")]
         if words:
-            yield [Ask(place.number, words, "fold", keys)]
+            yield [Ask(place.number, words, "fold", tuple(keys))]
         folded += len(gone)
     return folded
 

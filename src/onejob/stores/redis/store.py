@@ -44,7 +44,7 @@ class RedisStore:
         self._server_clock = ServerClock()
         self._clock = clock
         buckets = self._target.buckets or (CLUSTER_BUCKETS if self._target.cluster else 1)
-        self._ground = Ground(self._target.prefix, buckets, self.now, admission_timeout)
+        self._ground = Ground(self._target.prefix, buckets, clock or self._server_clock, admission_timeout)
         self._bell = Bell()
         self._opening = threading.Lock()
         self._engine: Engine | None = None
@@ -103,6 +103,10 @@ class RedisStore:
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs, best first."""
         return await self._await(flows.lease(wanted, self._ground))
+
+    async def turn(self, steps: Sequence[Step], wanted: Lease) -> tuple[list[Any], list[Job]]:
+        """Run steps, then start due jobs."""
+        return await self.apply(steps), await self.lease(wanted)
 
     def tally(self, tallies: Sequence[Tally]) -> None:
         """Add to the counters; without trying again, for what was counted must not count twice."""

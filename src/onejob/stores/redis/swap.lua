@@ -1,136 +1,237 @@
 -- Write what was decided, if what it was decided on is still so; else show what is there now.
 --
 -- KEYS     the bucket's six hashes, then the sorted sets that are written
--- ARGV     channel · what to say on it · "1" if this may have been sent before · number of counters · each as the
---          number of its key and its field · then one group after the other, each a step of its own, atomic by itself
+-- ARGV[1]  "1" if this may have been sent before, ARGV[2]  channel, ARGV[3]  what to say on it
+-- ARGV[4]  numbers of four bytes, in runs, each after how many they are: a head, then groups, each a step of its own,
+--          atomic by itself
+-- ARGV[5]  words, in the order in which the runs give their lengths
 --
--- A group: key, or "" · how much of it to show (0 nothing, 1 who stands for it, 2 its mark too) · what is expected,
--- or "?" · number of ids to show · of ids that must be new · of words about limits · of words about counters · of
--- words in commands · "1" to ring · and then these: ids · new ids · limits, each as counter (0 for the clock, less for
--- a set), limit and addition · counters, each with what to add · commands, each as the number of its words, name, number of its key
--- and words. Counters are written once, when all groups are done.
+-- The head: number of lists · each as number of its command and of its key · number of counters · the key of each ·
+-- the length of the field of each.
+-- A group: number of words · how much of its key to show (0 nothing, 1 who stands for it, 2 its mark too) · number of
+-- ids to show · of ids that must be new · of limits · 1 to ring · number of counters · each with what to add · the list
+-- of each entry that is written · the length of each word.
+-- Its words: key, or "" · what is expected, or "?" · ids · new ids · limits, each as counter (0 for the clock, less for
+-- a list of starts), limit and addition · entries.
+-- Groups have no job and no key in common, so all is read before and written after they are judged: few commands.
 -- Answers: 1 written · 2 it was written before · 3 over the limit · or what is there.
 
-local KEYS, ARGV, call, sub, byte = KEYS, ARGV, redis.call, string.sub, string.byte
+local KEYS, call, sub, byte, unpack, numbers_of = KEYS, redis.call, string.sub, string.byte, unpack, struct.unpack
 local jobs, held, next, marks, active = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local HASHES, HEAD, FIRST = 6, 9, 5
-local sums = {}
+local sent_before, plan, text = ARGV[1] == '1', ARGV[4], ARGV[5]
+local COMMANDS, WIDTHS = {'HSET', 'HDEL', 'ZADD', 'ZREM'}, {2, 1, 2, 1} -- words of one entry
+local HASHES, HEAD, CHUNK = 6, 3, 1000 -- CHUNK is what is taken at once
+local GROUP = 7 -- numbers that every group has
+
+-- ── what we are told ──
+
+local at, from = 1, 1 -- in the plan, in the text
+
+local function append(all, some, number)
+  for i = 1, number do all[#all + 1] = some[i] end
+end
+
+local function run()
+  local left, found = numbers_of('<i4', plan, at), {}
+  at = at + 4
+  while left > 0 do
+    local number = math.min(left, CHUNK)
+    local some = {numbers_of('<' .. string.rep('i4', number), plan, at)} -- and where it ended
+    at, left = some[number + 1], left - number
+    if left == 0 and #found == 0 then return some, number end
+    append(found, some, number)
+  end
+  return found, #found
+end
+
+local function words_of(numbers, first, last)
+  local words = {}
+  for i = first, last do
+    local after = from + numbers[i]
+    words[i - first + 1] = sub(text, from, after - 1)
+    from = after
+  end
+  return words
+end
+
+local head, size = run()
+local lists, counters = {}, 2 + 2 * head[1]
+for i = 2, 2 * head[1], 2 do lists[i / 2] = {COMMANDS[head[i]], head[i + 1], WIDTHS[head[i]]} end
+local fields = words_of(head, counters + 1 + head[counters], size)
+
+local groups, ids, keys, marked = {}, {}, {}, {}
+while at <= #plan do
+  local group, last = run()
+  local words = words_of(group, last - group[1] + 1, last)
+  local key, depth = words[1], group[2]
+  group.words, group.last = words, last - group[1]
+  groups[#groups + 1] = group
+  for i = 3, 2 + group[3] do ids[#ids + 1] = words[i] end
+  if depth > 0 and key ~= '' then keys[#keys + 1] = key end
+  if depth > 1 and key ~= '' then marked[#marked + 1] = key end
+end
+
+-- ── what is there ──
+
+local function fetch(number, wanted)
+  if #wanted <= CHUNK then return #wanted > 0 and call('HMGET', KEYS[number], unpack(wanted)) or {} end
+  local found = {}
+  for first = 1, #wanted, CHUNK do
+    local some = call('HMGET', KEYS[number], unpack(wanted, first, math.min(first + CHUNK - 1, #wanted)))
+    append(found, some, #some)
+  end
+  return found
+end
+
+local records, holders, successors, seals = fetch(1, ids), fetch(2, keys), fetch(3, keys), fetch(4, marked)
+local nth_id, nth_key, nth_mark = 0, 0, 0
 
 local function revision(record)
   return record and sub(record, 1, 8) or '-'
 end
 
-local function framed(text)
-  return text and (#text .. ':' .. text) or '-'
+local function framed(word)
+  return word and (#word .. ':' .. word) or '-'
 end
 
-local function key_of(record)
-  return sub(record, 10, 9 + byte(record, 9))
-end
-
-local function look(first, last, key, depth)
-  local shown, print = {}, ''
-  for i = first, last do
-    local record = call('HGET', jobs, ARGV[i])
-    shown[#shown + 1] = record
-    print = print .. revision(record)
-    if record and key == '' then key = key_of(record) end
+local function pointers(key, depth, shown)
+  if key ~= '' then
+    nth_key = nth_key + 1
+    if depth < 2 then return holders[nth_key], successors[nth_key], false end
+    nth_mark = nth_mark + 1
+    return holders[nth_key], successors[nth_key], seals[nth_mark]
   end
-  if depth == '0' or key == '' then return {shown, false, false, false, false, false, false}, print end
+  for _, record in ipairs(shown) do
+    if record and byte(record, 9) > 0 then
+      key = sub(record, 10, 9 + byte(record, 9))
+      return call('HGET', held, key), call('HGET', next, key), depth > 1 and call('HGET', marks, key)
+    end
+  end
+  return false, false, false
+end
 
-  local holder, successor = call('HGET', held, key), call('HGET', next, key)
-  local held_by = holder and (holder == ARGV[first] and first == last and shown[1] or call('HGET', jobs, holder))
+local function look(words, depth, number)
+  local shown, print = {}, ''
+  for i = 1, number do
+    shown[i] = records[nth_id + i]
+    print = print .. revision(shown[i])
+  end
+  nth_id = nth_id + number
+  if depth == 0 then return print, {shown, false, false, false, false, false, false} end
+
+  local holder, successor, mark = pointers(words[1], depth, shown)
+  if words[1] == '' and not (holder or successor or mark) then
+    return print, {shown, false, false, false, false, false, false}
+  end
+  local held_by = holder and (number == 1 and holder == words[3] and shown[1] or call('HGET', jobs, holder))
   local awaited_by = successor and call('HGET', jobs, successor)
   print = print .. framed(holder) .. revision(held_by) .. framed(successor) .. revision(awaited_by)
-  if depth == '1' then return {shown, holder, held_by, successor, awaited_by, false, false}, print end
-
-  local mark = call('HGET', marks, key)
-  local marked = mark and call('HGET', jobs, sub(mark, 2, 1 + byte(mark, 1)))
-  return {shown, holder, held_by, successor, awaited_by, mark, marked}, print .. framed(mark)
+  if depth > 1 then print = print .. framed(mark) end
+  return print, {shown, holder, held_by, successor, awaited_by, mark, false}
 end
 
-local function any_there(first, last)
+local function with_marked(seen)
+  local mark = seen[6]
+  if mark then seen[7] = call('HGET', jobs, sub(mark, 2, 1 + byte(mark, 1))) end
+  return seen
+end
+
+-- ── what may be ──
+
+local sums = {}
+
+local function any_there(words, first, last)
   for i = first, last do
-    if call('HEXISTS', jobs, ARGV[i]) == 1 then return true end
+    if call('HEXISTS', jobs, words[i]) == 1 then return true end
   end
   return false
 end
 
-local function any_full(first, last)
+local function any_full(words, first, last)
   for i = first, last, 3 do
-    local counter, most = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
-    if counter < 0 then -- a set of starts, of which the old ones have just been forgotten
-      if call('ZCARD', KEYS[-counter]) + ARGV[i + 2] > most then return true end
+    local counter, most, more = tonumber(words[i]), tonumber(words[i + 1]), tonumber(words[i + 2])
+    if counter < 0 then -- a list of starts, of which the old ones have just been forgotten
+      local starts = lists[-counter]
+      more = more + call('ZCARD', KEYS[starts[2]]) + (#starts - HEAD) / starts[3]
     elseif counter == 0 then -- the turn to start jobs of limited queues ends
       local now = call('TIME')
-      if now[1] * 1000000 + now[2] > most then return true end
+      more = now[1] * 1000000 + now[2]
     else
-      local number = (call('HGET', active, ARGV[FIRST + 2 * counter - 1]) or 0) + (sums[counter] or 0)
-      if number + ARGV[i + 2] > most then return true end
+      more = more + (call('HGET', active, fields[counter]) or 0) + (sums[counter] or 0)
     end
+    if more > most then return true end
   end
   return false
 end
 
--- A command that fails would leave those before it written, so the types are checked before the first one. Hashes
--- that every group reads need no check: reading fails as well.
-local function foreign()
-  for i = HASHES - 1, #KEYS do
-    local kind = call('TYPE', KEYS[i]).ok
-    if kind ~= 'none' and kind ~= (i <= HASHES and 'hash' or 'zset') then
-      return redis.error_reply('FOREIGN ' .. KEYS[i] .. ' is a ' .. kind)
-    end
+local function gather(group, entries)
+  local words, writes = group.words, GROUP + 1 + 2 * group[7]
+  for i = GROUP + 1, writes - 1, 2 do
+    local counter = group[i]
+    sums[counter] = (sums[counter] or 0) + group[i + 1]
+  end
+  for i = writes, group.last do
+    local list = lists[group[i]]
+    local size = #list
+    list[size + 1] = words[entries]
+    if list[3] == 2 then list[size + 2] = words[entries + 1] end
+    entries = entries + list[3]
   end
 end
 
-local function write(at, last)
-  while at <= last do
-    local after = at + ARGV[at]
-    call(ARGV[at + 1], KEYS[tonumber(ARGV[at + 2])], unpack(ARGV, at + 3, after))
-    at = after + 1
-  end
-end
-
-local function count(first, last)
-  for i = first, last, 2 do
-    local counter = tonumber(ARGV[i])
-    sums[counter] = (sums[counter] or 0) + ARGV[i + 1]
-  end
-end
-
-local answers, checked, ring, sent_before, size = {}, false, false, ARGV[3] == '1', #ARGV
-local at = FIRST + 2 * ARGV[4]
-while at <= size do
-  local ids = at + HEAD
-  local fresh = ids + ARGV[at + 3]
-  local limits = fresh + ARGV[at + 4]
-  local counters = limits + ARGV[at + 5]
-  local commands = counters + ARGV[at + 6]
-  local ends = commands + ARGV[at + 7]
-  local seen, print = look(ids, fresh - 1, ARGV[at], ARGV[at + 1])
-  if sent_before and any_there(fresh, limits - 1) then
-    answers[#answers + 1] = 2
-  elseif print ~= ARGV[at + 2] then
-    answers[#answers + 1] = seen
-  elseif limits < counters and any_full(limits, counters - 1) then
-    answers[#answers + 1] = 3
+local answers, ring = {}, false
+for i = 1, #groups do
+  local group = groups[i]
+  local words, fresh = group.words, 3 + group[3]
+  local limits = fresh + group[4]
+  local entries = limits + 3 * group[5]
+  local print, seen = look(words, group[2], group[3])
+  if sent_before and any_there(words, fresh, limits - 1) then
+    answers[i] = 2
+  elseif print ~= words[2] then
+    answers[i] = with_marked(seen)
+  elseif limits < entries and any_full(words, limits, entries - 1) then
+    answers[i] = 3
   else
-    if not checked then
-      local refusal = foreign()
-      if refusal then return refusal end
-      checked = true
-    end
-    write(commands, ends - 1)
-    count(counters, commands - 1)
-    ring = ring or ARGV[at + 8] == '1'
-    answers[#answers + 1] = 1
+    gather(group, entries)
+    ring = ring or group[6] == 1
+    answers[i] = 1
   end
-  at = ends
 end
-for counter, number in pairs(sums) do
-  local first = FIRST + 2 * (counter - 1)
-  local key, field = tonumber(ARGV[first]), ARGV[first + 1]
-  if number ~= 0 and call('HINCRBY', KEYS[key], field, number) == 0 then call('HDEL', KEYS[key], field) end
+
+-- ── what is written ──
+
+-- A command that fails would leave those before it written, so the types are checked before the first one. Hashes
+-- that were read need no check: reading fails as well.
+local known = {#ids > 0, #keys > 0, #keys > 0, #marked > 0}
+
+local function foreign(number)
+  if known[number] then return end
+  known[number] = true
+  local size = number <= HASHES and 'HLEN' or 'ZCARD'
+  if type(redis.pcall(size, KEYS[number])) == 'number' then return end
+  return redis.error_reply('FOREIGN ' .. KEYS[number] .. ' is a ' .. call('TYPE', KEYS[number]).ok)
 end
-if ring then call('PUBLISH', ARGV[1], ARGV[2]) end
+
+for i = 1, #lists do
+  local refusal = #lists[i] > HEAD and foreign(lists[i][2])
+  if refusal then return refusal end
+end
+for counter in pairs(sums) do
+  local refusal = foreign(head[counters + counter])
+  if refusal then return refusal end
+end
+
+for i = 1, #lists do
+  local list = lists[i]
+  local command, number = list[1], list[2]
+  for first = HEAD + 1, #list, CHUNK do
+    call(command, KEYS[number], unpack(list, first, math.min(first + CHUNK - 1, #list)))
+  end
+end
+for counter, sum in pairs(sums) do
+  local number, field = head[counters + counter], fields[counter]
+  if sum ~= 0 and call('HINCRBY', KEYS[number], field, sum) == 0 then call('HDEL', KEYS[number], field) end
+end
+if ring then call('PUBLISH', ARGV[2], ARGV[3]) end
 return answers

@@ -69,8 +69,7 @@ class Cord:
 
     def ask(self, data: bytes) -> Any:
         """Send a question and wait for its answer."""
-        self.put(data)
-        self.flush()
+        self._socket.sendall(data)
         return self.read()
 
     def close(self) -> None:

@@ -210,6 +210,12 @@ def lease(wanted: Lease, now: datetime) -> Flow[list[Job]]:
     return (yield from start_best(wanted, now, partial(begin, wanted=wanted, now=now)))
 
 
+def turn(steps: Sequence[Step], wanted: Lease, now: datetime) -> Flow[tuple[list[Any], list[Job]]]:
+    """Run steps, then start what they make room for."""
+    answers = yield from apply(steps, now)
+    return answers, (yield from lease(wanted, now))
+
+
 def start_best(
     wanted: Lease,
     now: datetime,
