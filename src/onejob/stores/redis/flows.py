@@ -516,7 +516,10 @@ def commit(groups: Sequence[Group], ground: Ground) -> Flow[None]:
         asks = scripts(left, ground, sent)
         if (first := next(asks, None)) is None:
             return
-        replies = yield chain((first,), asks)
+        if len(left) <= GROUPS and len(ground.buckets) == 1:  # so that was all
+            replies = [(yield first)]
+        else:
+            replies = yield chain((first,), asks)
         answers = (answer for reply in replies for answer in reply)
         left = [
             group
@@ -843,7 +846,7 @@ def claim(
 ) -> Flow[tuple[list[str], list[Claim]]]:
     """Set the best available jobs aside, or tell which must be made available first."""
     asks = [claim_ask(place, wanted, rooms, most, ground) for place in ground.buckets]
-    replies = yield asks
+    replies = (yield asks) if len(asks) > 1 else [(yield asks[0])]
     ripe = [job_id.decode() for ids, _ in replies for job_id in ids]
     claims = [
         read_claim(ask, place, answer)
