@@ -31,7 +31,8 @@ TABLES = ("onejob_jobs", "onejob_marks", "onejob_tallies")
 CHANNEL = "bench"
 INTEGERS = {
     *("priority", "run_at", "place", "created_at", "attempt", "holds", "traits", "held_at", "chain_index"),
-    *("token", "holds_until", "latest_at", "version"),
+    *("token", "holds_until", "latest_at", "version", "started_at", "finished_at", "lease_until"),
+    *("expires_at", "replays"),
 }
 TYPES = (
     dict.fromkeys(Job.__struct_fields__, "text")

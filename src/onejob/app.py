@@ -34,7 +34,7 @@ from onejob.errors import (
     WeakStore,
 )
 from onejob.fluent import Fluent
-from onejob.job import INCOMPLETE, UNSTARTED, Job, Replay, Retry, State, Trait, View
+from onejob.job import INCOMPLETE, UNSTARTED, Job, Replay, Retry, State, Trait, View, alter
 from onejob.letters import DeadGroup, Which
 from onejob.limits import PAUSED, Queue, Rate, declare
 from onejob.move import Moved, Tell, move
@@ -254,31 +254,33 @@ class App:
 
     async def admit(self, task: Task[..., R], request: Request, connection: Any = None) -> Admission[R]:
         """Settle one request and count it."""
-        if request.blockers is not None:
+        if request.job.blockers is not None:
             request = await self._reaching(task, request)
         if connection is not None:
             [verdict] = await self._apply_within(connection, [request])
         else:
-            [verdict] = self._counted([request], await self.store.apply([admission_step(request)]))
+            [verdict] = await self.store.apply([admission_step(request)])
+            self._count(request, verdict)
         if not is_quiet(request, verdict):
             verdict = await self._settled_in(task, request, verdict, connection)
         return self._admitted(task, verdict)
 
     def admit_now(self, task: Task[..., R], request: Request, connection: Any = None) -> Admission[R]:
         """Settle one request from blocking code."""
-        if request.blockers is not None:
+        if request.job.blockers is not None:
             request = self.portal.run(self._reaching(task, request))
         if connection is not None:
             [verdict] = self._apply_within_now(connection, [request])
         else:
-            [verdict] = self._counted([request], self.store.apply_now([admission_step(request)]))
+            [verdict] = self.store.apply_now([admission_step(request)])
+            self._count(request, verdict)
         if not is_quiet(request, verdict):
             verdict = self._settled_in_now(task, request, verdict, connection)
         return self._admitted(task, verdict)
 
     async def _reaching(self, task: Task[..., Any], request: Request) -> Request:
         """Find out what the chains that a request waits for wait for themselves."""
-        talk = dependants.reach(list(chains_named(request.blockers)), task.awaited)
+        talk = dependants.reach(list(chains_named(request.job.blockers)), task.awaited)
         reaches = await dependants.converse(talk, self.store, self.store.apply)
         return msgspec.structs.replace(request, reaches=reaches)
 
@@ -325,10 +327,14 @@ class App:
             raise verdict
         return Admission(self, verdict, task.signature.returns)
 
+    def _count(self, request: Request, verdict: Any) -> None:
+        """Count a request that was absorbed, to be written down soon."""
+        if is_absorbed(verdict):
+            self.ledger.count(tally_of(request, verdict))
+
     def _counted(self, requests: Sequence[Request], verdicts: list[Any]) -> list[Any]:
-        """Count what was absorbed, to be written down soon."""
-        for tally in tallies_of(requests, verdicts):
-            self.ledger.count(tally)
+        for request, verdict in zip(requests, verdicts, strict=True):
+            self._count(request, verdict)
         return verdicts
 
     async def _apply_within(self, connection: Any, requests: Sequence[Request]) -> list[Any]:
@@ -402,10 +408,11 @@ class App:
     ) -> Explanation:
         """Tell what a request would meet, without making it."""
         request = task.request(args, kwargs)
-        if request.key is None or request.policy is None:
+        key = request.job.key
+        if key is None or request.policy is None:
             reason = "The task is not unique, or its key function said None."
             return Explanation(Outcome.CREATED, reason, "not unique", {}, None, None, None, None, 0)
-        view = await self.store.look(request.key)
+        view = await self.store.look(key)
         verdict: Verdict = decide(request, view).answer
         holder = view.holder if view.holder and (view.successor or self.holding(view.holder)) else None
         return Explanation(
@@ -413,7 +420,7 @@ class App:
             verdict.reason,
             request.policy.describe(),
             task.dimensions(task.signature.bind(args, kwargs), request.policy) or {},
-            request.key.hex(),
+            key.hex(),
             holder,
             view.successor,
             holder.holds_until if holder else None,
@@ -434,9 +441,9 @@ class App:
 
     async def pending(self, request: Request) -> bool:
         """Tell whether any job of a request's key is live."""
-        if request.key is None:
+        if request.job.key is None:
             return False
-        live = Filter(namespace=self.namespace, key=request.key, states=INCOMPLETE, limit=1)
+        live = Filter(namespace=self.namespace, key=request.job.key, states=INCOMPLETE, limit=1)
         return bool(await self.store.find(live))
 
     # ── looking after jobs ────────────────────────────────────────────────────────────────────────
@@ -897,7 +904,7 @@ class _Schedule:
 
 
 def _blocked(requests: Sequence[Request]) -> list[int]:
-    return [index for index, request in enumerate(requests) if request.blockers is not None]
+    return [index for index, request in enumerate(requests) if request.job.blockers is not None]
 
 
 def _unquiet(requests: Sequence[Request], verdicts: Sequence[Any]) -> list[int]:
@@ -916,7 +923,10 @@ def _requests(app: App, calls: Sequence[Call[Any]], *, awaited: bool) -> list[Re
     requests = [call.request() for call in calls]
     if not awaited:
         return requests
-    return [msgspec.structs.replace(one, traits=one.traits | Trait.AWAITED) for one in requests]
+    return [
+        msgspec.structs.replace(one, job=alter(one.job, traits=one.job.traits | Trait.AWAITED))
+        for one in requests
+    ]
 
 
 def refused(app: App, admission: Admission[Any]) -> OnejobError:
@@ -944,30 +954,36 @@ def parts(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def tallies_of(requests: Sequence[Request], verdicts: Sequence[Any]) -> list[Tally]:
-    """Tell which requests made no job of their own, or would not have but for shadow."""
+    """Tell which requests were absorbed."""
     return [
         tally_of(request, verdict)
         for request, verdict in zip(requests, verdicts, strict=True)
-        if isinstance(verdict, Verdict)
-        and (verdict.outcome in DEDUPLICATED or verdict.shadow is not None)
-        and verdict.refusal != "full"
+        if is_absorbed(verdict)
     ]
+
+
+def is_absorbed(verdict: Any) -> bool:
+    """Tell whether a request made no job of its own, or would not have but for shadow."""
+    if not isinstance(verdict, Verdict) or verdict.refusal == "full":
+        return False
+    return verdict.outcome in DEDUPLICATED or verdict.shadow is not None
 
 
 def tally_of(request: Request, verdict: Verdict) -> Tally:
     """Count one absorbed request, and say so in the log for those who listen."""
     outcome = str(verdict.outcome) if verdict.shadow is None else f"shadow:{verdict.shadow}"
     standing = verdict.job if verdict.shadow is None or verdict.holder is None else verdict.holder
-    if request.key is not None and log.isEnabledFor(logging.DEBUG):
-        log.debug("%s %s: key %s is held by job %s", outcome, request.task, request.key.hex(), standing.id)
-    return Tally(request.namespace, request.task, outcome, standing.id, 1)
+    asked = request.job
+    if asked.key is not None and log.isEnabledFor(logging.DEBUG):
+        log.debug("%s %s: key %s is held by job %s", outcome, asked.task, asked.key.hex(), standing.id)
+    return Tally(asked.namespace, asked.task, outcome, standing.id, 1)
 
 
 def admission_step(request: Request) -> Step:
     """Make the step that settles a request."""
     marks = request.policy is not None and request.policy.marks
-    queue = None if request.max_depth is None else (request.namespace, request.queue)
-    return Step(partial(decide, request), key=request.key, marks=marks, queue=queue)
+    queue = None if request.max_depth is None else (request.job.namespace, request.job.queue)
+    return Step(partial(decide, request), key=request.job.key, marks=marks, queue=queue)
 
 
 def _secret(secret: str | bytes | None) -> bytes | None:

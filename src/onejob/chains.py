@@ -17,7 +17,7 @@ from onejob.admission import LOOK_AGAIN, Admission, refuse_deadlock, result_of, 
 from onejob.continuing import written
 from onejob.decide import Request
 from onejob.errors import InvalidCall, ResultGone, UnknownJob
-from onejob.job import Job, State, Trait
+from onejob.job import Job, State, Trait, alter
 from onejob.lifecycle import phase
 from onejob.schedule import Duration
 from onejob.stores.contract import Filter
@@ -154,7 +154,8 @@ class Sequel(Generic[R]):
     def _request(self, first: Call[Any]) -> Request:
         later = [written(call) for call in self._calls[1:]]
         following = msgspec.json.encode(later) if later else None
-        return msgspec.structs.replace(first.request(), following=following)
+        request = first.request()
+        return msgspec.structs.replace(request, job=alter(request.job, following=following))
 
 
 def chain(*calls: Call[Any]) -> Sequel[Any]:

@@ -12,7 +12,7 @@ from onejob.codec import Safe, opened, pack
 from onejob.decide import Request, make
 from onejob.errors import InvalidCall
 from onejob.ids import new_id
-from onejob.job import Job, Retry, alter
+from onejob.job import EPOCH, Job, Retry, State, alter
 from onejob.lifecycle import Completed
 from onejob.payload import encode
 
@@ -65,9 +65,10 @@ def written_next(job: Job, result: bytes | None, now: datetime, safe: Safe | Non
 def placed(request: Request, job: Job) -> Request:
     """Give a continuation an id by which a store finds it where its chain is; it has no policy of its own."""
     job_id, place = new_id(int(job.chain_id[-4:], 16).to_bytes(2, "big"))
-    return msgspec.structs.replace(
-        request, id=job_id, place=place, key=None, policy=None, version=None, parent_id=job.id
+    asked = alter(
+        request.job, id=job_id, chain_id=job_id, place=place, key=None, version=None, parent_id=job.id
     )
+    return msgspec.structs.replace(request, job=asked, policy=None)
 
 
 def requested(later: Later, job: Job, result: bytes | None, safe: Safe | None) -> Request:
@@ -78,20 +79,24 @@ def requested(later: Later, job: Job, result: bytes | None, safe: Safe | None) -
         clear = msgspec.json.encode(given, order="sorted")
     meta = bytes(later.meta)
     args, payload_digest = pack(safe, clear, meta)
-    return Request(
+    asked = Job(
         id="",
-        place=0,
         namespace=job.namespace,
         task=later.task,
         queue=later.queue,
+        state=State.AVAILABLE,
+        priority=later.priority,
+        run_at=EPOCH,
+        place=0,
+        created_at=EPOCH,
         args=args,
         meta=meta,
         payload_digest=payload_digest,
-        priority=later.priority,
         retry=Retry(*later.retry),
+        chain_id="",
         timeout=later.timeout,
-        delay=None if later.delay is None else timedelta(seconds=later.delay),
     )
+    return Request(asked, delay=None if later.delay is None else timedelta(seconds=later.delay))
 
 
 def written(call: Call[Any]) -> Later:
@@ -100,16 +105,17 @@ def written(call: Call[Any]) -> Later:
     bound, takes = task.signature.bind_but_one(call.args, call.kwargs)
     args = encode(bound, "The arguments", task.app.max_args)
     template = task.template
-    if template.blockers is not None or template.run_at is not None:
+    job = template.job
+    if job.blockers is not None or template.run_at is not None:
         raise InvalidCall(f"{task.name}: only the first call of a chain takes after= or run_at=; use delay=.")
     return Later(
         task.name,
-        template.queue,
-        template.priority,
-        astuple(template.retry),
-        template.timeout,
+        job.queue,
+        job.priority,
+        astuple(job.retry),
+        job.timeout,
         None if template.delay is None else template.delay.total_seconds(),
         msgspec.Raw(args if task.app.safe is None else task.app.safe.seal(args)),
-        msgspec.Raw(template.meta),
+        msgspec.Raw(job.meta),
         takes,
     )

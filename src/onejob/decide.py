@@ -23,7 +23,6 @@ from onejob.job import (
     Job,
     Mark,
     Replay,
-    Retry,
     State,
     Trait,
     View,
@@ -56,38 +55,19 @@ DEDUPLICATED = frozenset({Outcome.KEPT, Outcome.UPDATED, Outcome.RERUN, Outcome.
 # ── the request and the verdict ───────────────────────────────────────────────────────────────────
 
 
-class Request(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A call on its way in: what a job will be made of, if one is."""
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """A call on its way in: the job that it asks for, as yet without times and policy; `make` adds them."""
 
-    id: str
-    place: int
-    namespace: str
-    task: str
-    queue: str
-    args: bytes
-    meta: bytes
-    payload_digest: bytes
-    priority: int
-    retry: Retry
-    timeout: float | None = None
+    job: Job
+    policy: Unique | None = None
     delay: timedelta | None = None
     run_at: datetime | None = None
-    key: bytes | None = None
-    policy: Unique | None = None
-    version: int | None = None
-    force: bool = False
-    parent_id: str | None = None
-    running_chain: str | None = None  # the chain inside whose run the request was made
-    expires_at: datetime | None = None
     expires_in: timedelta | None = None
-    partition: str | None = None
+    force: bool = False
+    running_chain: str | None = None  # the chain inside whose run the request was made
     max_depth: int | None = None  # how many jobs may wait in its queue
-    blockers: bytes | None = None  # as in Job
-    arrived: bytes | None = None
     reaches: frozenset[str] = frozenset()  # the chains that its blockers wait for, and the blockers
     excludes: frozenset[str] = frozenset()  # chains that are not in its way
-    following: bytes | None = None
-    traits: int = Trait.NONE  # about its chain and its blockers
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
@@ -115,14 +95,14 @@ def decide(request: Request, view: View) -> Changes:
     if not changes.inserts or changes.answer.outcome is Outcome.REPLACED:  # it adds nothing
         return changes
     [job] = changes.inserts
-    reason = f"Queue {request.queue!r} has {view.depth} waiting jobs, and max_depth={request.max_depth}."
+    reason = f"Queue {request.job.queue!r} has {view.depth} waiting jobs, and max_depth={request.max_depth}."
     return Changes(answer=Verdict(Outcome.REJECTED, job, None, reason, refusal="full", depth=view.depth))
 
 
 def settle(request: Request, view: View) -> Changes:
     """Settle a request against the jobs that stand for its key."""
     policy = request.policy
-    if policy is None or request.key is None:
+    if policy is None or request.job.key is None:
         job = make(request, view.now)
         return Changes(answer=Verdict(Outcome.CREATED, job, None, "The task is not unique."), inserts=(job,))
     try:
@@ -167,10 +147,10 @@ def stands(standing: Job, view: View) -> bool:
 
 def stale(request: Request, view: View) -> bool:
     """Tell whether a newer version, or the same one, was already admitted and not withdrawn."""
-    mark = view.mark
-    if request.version is None or mark is None or mark.version is None or view.marked is None:
+    version, mark = request.job.version, view.mark
+    if version is None or mark is None or mark.version is None or view.marked is None:
         return False
-    return request.version < mark.version or (request.version == mark.version and not mark.void)
+    return version < mark.version or (version == mark.version and not mark.void)
 
 
 def made_in_own_run(request: Request, view: View) -> bool:
@@ -291,7 +271,7 @@ def keep(request: Request, policy: Unique, view: View, standing: Job) -> Changes
 def reject(request: Request, standing: Job, refusal: Refusal = "duplicate") -> Changes:
     """Refuse the newcomer."""
     what = "and the policy rejects duplicates" if refusal == "duplicate" else "with another payload"
-    reason = f"{request.task} is already {standing.state} as {standing.id}, {what}."
+    reason = f"{request.job.task} is already {standing.state} as {standing.id}, {what}."
     verdict = Verdict(Outcome.REJECTED, standing, standing, reason, differs(request, standing), refusal)
     return Changes(answer=verdict)
 
@@ -308,7 +288,8 @@ def refuse_stale(request: Request, view: View) -> Changes:
     """Turn away a version that is not newer than what the key has seen."""
     assert view.mark is not None  # stale() says so
     assert view.marked is not None  # stale() says so
-    reason = f"Version {request.version} is not newer than {view.mark.version}, which was already admitted."
+    versions = f"{request.job.version} is not newer than {view.mark.version}"
+    reason = f"Version {versions}, which was already admitted."
     verdict = Verdict(
         Outcome.STALE, view.marked, view.successor or view.holder, reason, differs(request, view.marked)
     )
@@ -403,7 +384,7 @@ def trail(request: Request, policy: Unique, view: View, standing: Job) -> Change
 
 def admit_unheld(request: Request, view: View, judged: Verdict) -> Changes:
     """Admit what a shadow policy would have absorbed, without hold, order or version."""
-    job = alter(make(request, view.now), traits=request.traits, version=None, holds=0)
+    job = alter(make(request, view.now), traits=request.job.traits, version=None, holds=0)
     reason = f"Shadow: the policy would have answered {judged.outcome}."
     verdict = Verdict(
         Outcome.CREATED, job, judged.holder, reason, judged.payload_differs, shadow=judged.outcome
@@ -416,50 +397,31 @@ def admit_unheld(request: Request, view: View, judged: Verdict) -> Changes:
 
 def make(request: Request, now: datetime) -> Job:
     """Make the job that a request asks for, not yet holding anything."""
-    policy = request.policy
+    job, policy = request.job, request.policy
     run_at = request.run_at or (now + request.delay if request.delay else now)
     latest_at = None
     if policy is not None and policy.wait is not None:
         latest_at = None if policy.max_wait is None else now + cast("timedelta", policy.max_wait)
         run_at = debounced(policy, now, latest_at)
-    job = Job(
-        id=request.id,
-        namespace=request.namespace,
-        task=request.task,
-        queue=request.queue,
-        state=State.SCHEDULED if run_at > now else State.AVAILABLE,
-        priority=request.priority,
+    return alter(
+        job,
+        state=State.PENDING if job.is_blocked else due(run_at, now),
         run_at=run_at,
-        place=request.place,
         created_at=now,
-        args=request.args,
-        meta=request.meta,
-        payload_digest=request.payload_digest,
-        retry=request.retry,
-        timeout=request.timeout,
-        key=request.key,
         holds=0 if policy is None else policy.holds,
-        traits=request.traits if policy is None else policy.traits | request.traits,
+        traits=job.traits if policy is None else policy.traits | job.traits,
         within=None if policy is None else policy.seconds,
         latest_at=latest_at,
-        version=None if policy is not None and policy.shadow else request.version,
-        chain_id=request.id,
-        parent_id=request.parent_id,
-        expires_at=request.expires_at if request.expires_in is None else now + request.expires_in,
-        partition=request.partition,
-        blockers=request.blockers,
-        arrived=request.arrived,
-        following=request.following,
+        version=None if policy is not None and policy.shadow else job.version,
+        expires_at=job.expires_at if request.expires_in is None else now + request.expires_in,
     )
-    return alter(job, state=State.PENDING) if job.is_blocked else job
 
 
 def refuse_cycle(request: Request, standing: Job) -> None:
     """Refuse a job that would wait for one whose place it is to take."""
     if standing.chain_id in request.reaches:
-        raise BlockerCycle(
-            f"{request.task} would wait for job {standing.id}, whose place it takes: leave it out of after=."
-        )
+        waits = f"{request.job.task} would wait for job {standing.id}"
+        raise BlockerCycle(f"{waits}, whose place it takes: leave it out of after=.")
 
 
 def debounced(policy: Unique, now: datetime, latest_at: datetime | None) -> datetime:
@@ -515,10 +477,11 @@ def marked(
     request: Request, policy: Unique, view: View, job: Job, *, instead_of: Job | None = None
 ) -> Mark | None:
     """Remember the key's newest request, where versions or the order of admission matter."""
-    if not policy.marks or request.key is None:
+    asked = request.job
+    if not policy.marks or asked.key is None:
         return None
     gone = {job.id} | ({instead_of.chain_id} if instead_of is not None else set())
-    mark = remember(request.key, request.version, job.id, view, gone)
+    mark = remember(asked.key, asked.version, job.id, view, gone)
     same = view.mark is not None and mark == msgspec.structs.replace(view.mark, touched_at=view.now)
     return None if same else mark
 
@@ -536,7 +499,7 @@ def remember(key: bytes, version: int | None, chain: str, view: View, gone: set[
 
 def differs(request: Request, other: Job | None) -> bool:
     """Tell whether another job was asked for with another payload."""
-    return other is not None and other.payload_digest != request.payload_digest
+    return other is not None and other.payload_digest != request.job.payload_digest
 
 
 # ── dead letters ──────────────────────────────────────────────────────────────────────────────────

@@ -200,7 +200,7 @@ def settle_in(request: Request, verdict: Verdict, mine: Mapping[str, Job]) -> Ta
     """
     if verdict.superseded is not None and is_awaited(verdict.superseded):
         yield from spread({verdict.superseded.chain_id: Ending(Arrival.AWAITED, heir=verdict.job.id)})
-    if request.blockers is None or verdict.job.id != request.id:
+    if request.job.blockers is None or verdict.job.id != request.job.id:
         return verdict
     changed = yield from expect(verdict.job.id, verdict.job.awaits, mine)
     return verdict if changed is None else msgspec.structs.replace(verdict, job=changed)
@@ -210,4 +210,4 @@ def is_quiet(request: Request, verdict: Any) -> bool:
     """Tell whether an admission concerns nobody else."""
     if not isinstance(verdict, Verdict):
         return True
-    return request.blockers is None and (verdict.superseded is None or not is_awaited(verdict.superseded))
+    return request.job.blockers is None and (verdict.superseded is None or not is_awaited(verdict.superseded))

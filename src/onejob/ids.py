@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 import threading
 import time
 
 _COUNTER_BITS = 12
+_pack = struct.Struct(">QQ").pack
 _lock = threading.Lock()
 _random = random.Random(os.urandom(16))  # noqa: S311 - ids must be distinct, not secret
 _last = 0
@@ -22,11 +24,9 @@ def new_id(key: bytes | None = None) -> tuple[str, int]:
     with _lock:
         _last = max(_last + 1, time.time_ns() // 1_000_000 << _COUNTER_BITS)
         ticks, tail = _last, _random.getrandbits(62)
-    milliseconds, count = ticks >> _COUNTER_BITS, ticks & 0xFFF
-    if key is not None:
-        tail = tail & ~0xFFFF | int.from_bytes(key[:2], "big")
-    place = milliseconds << 16 | 0x7000 | count
-    text = f"{place:016x}{tail | 1 << 63:016x}"
+    place = ticks >> _COUNTER_BITS << 16 | 0x7000 | ticks & 0xFFF
+    made = _pack(place, tail | 1 << 63)
+    text = (made if key is None else made[:14] + key[:2]).hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}", place
 
 

@@ -256,9 +256,8 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     prior_job: str | None = None
 
 
-def alter(job: Job, **changes: Any) -> Job:
-    """Return the job with some fields changed."""
-    return msgspec.structs.replace(job, **changes)
+alter = msgspec.structs.replace
+"""Return a job with some fields changed."""
 
 
 def fingerprint(args: bytes, meta: bytes) -> bytes:
@@ -299,3 +298,8 @@ class Changes(msgspec.Struct, frozen=True, gc=False):
     inserts: tuple[Job, ...] = ()
     deletes: tuple[str, ...] = ()
     mark: Mark | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (self.updates or self.inserts or self.deletes or self.mark)

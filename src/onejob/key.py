@@ -25,7 +25,7 @@ from typing import Any
 from unicodedata import normalize
 from uuid import UUID
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, json
 
 from onejob.errors import MissingKeyField, UnencodableArgument
 
@@ -36,21 +36,38 @@ LARGEST_EXPONENT = 6144  # of IEEE decimal128; without a bound Decimal("1e999999
 
 def digest(dimensions: Mapping[str, object], secret: bytes | None = None) -> bytes:
     """Hash the canonical form to 32 bytes: SHA-256, or HMAC-SHA-256 under `secret`."""
-    if secret is None:
-        return hashlib.sha256(canonical(dimensions)).digest()
-    return hmac.digest(secret, canonical(dimensions), "sha256")
+    return _hash(canonical(dimensions), secret)
 
 
-def digest_beside(arguments: object, others: bytes, secret: bytes | None = None) -> bytes:
-    """Hash {"args": arguments, …} as `digest` does, given the canonical form of the rest.
-
-    The rest is the same for every call of a task, and all of its names sort after "args".
-    """
-    try:
-        text = b'{"args":%b,%b' % (_write(arguments, 1).encode(), others[1:])
-    except (_Refused, RecursionError):
-        text = canonical({"args": arguments})  # raises the sentence that names the place
+def _hash(text: bytes, secret: bytes | None) -> bytes:
     return hashlib.sha256(text).digest() if secret is None else hmac.digest(secret, text, "sha256")
+
+
+class Form:
+    """What all keys of a task have in common, written beforehand: {"args": {…}, …} but for the values.
+
+    All other dimensions are the same for every call of a task, and their names sort after "args".
+    """
+
+    __slots__ = ("_end", "_members", "_others", "_paths", "_secret")
+
+    def __init__(self, paths: Sequence[str], others: Mapping[str, object], secret: bytes | None) -> None:
+        self._paths = paths
+        self._others = others
+        self._secret = secret
+        names = json.decode(canonical(dict.fromkeys(paths)))  # in their order
+        self._members = [(name, f"{quote(name)}:") for name in names]
+        self._end = f"}},{canonical(others).decode()[1:]}"
+
+    def digest(self, arguments: Mapping[str, object]) -> bytes:
+        """Hash the arguments that the paths name as `digest` does; quick where they are plain values."""
+        try:
+            parts = [
+                begin + _WRITERS[type(arguments[name])](arguments[name], 2) for name, begin in self._members
+            ]
+        except (KeyError, _Refused, RecursionError):
+            return digest({"args": pick(arguments, self._paths), **self._others}, self._secret)
+        return _hash(f'{{"args":{{{",".join(parts)}{self._end}'.encode(), self._secret)
 
 
 def canonical(value: object) -> bytes:

@@ -104,10 +104,13 @@ class Signature:
         """Name every argument, defaults applied: f(7) and f(customer_id=7) are one call."""
         if self._plain and len(args) <= len(self._positional):
             bound = {**self._defaults, **dict(zip(self._positional, args, strict=False)), **kwargs}
-            clash = kwargs and not kwargs.keys().isdisjoint(self._positional[: len(args)])
-            if len(bound) == len(self.names) and bound.keys() == self._known and not clash:
+            if len(bound) == len(self.names) and (not kwargs or self._fit(kwargs, beside=len(args))):
                 return bound
         return self._bind_slowly(args, kwargs)
+
+    def _fit(self, kwargs: dict[str, Any], *, beside: int) -> bool:
+        """Tell whether keyword arguments are all known, and none is among the first positional ones."""
+        return kwargs.keys() <= self._known and kwargs.keys().isdisjoint(self._positional[:beside])
 
     def bind_but_one(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

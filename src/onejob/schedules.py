@@ -19,6 +19,7 @@ from onejob.decide import Request
 from onejob.errors import InvalidSchedule, UnknownSchedule
 from onejob.fluent import Fluent, policy_of
 from onejob.ids import new_id
+from onejob.job import alter
 from onejob.payload import encode
 from onejob.policy import Unique
 from onejob.schedule import Duration
@@ -247,16 +248,17 @@ class Schedules:
         request = task.request(tuple(args), kwargs)
         wanted = self.key(schedule.name)
         job_id, place = new_id(wanted)
-        return msgspec.structs.replace(
-            request,
+        job = alter(
+            request.job,
             id=job_id,
+            chain_id=job_id,
             place=place,
             key=wanted,
-            policy=schedule.overlap,
-            run_at=at,
             meta=msgspec.json.encode(meta | {"tick": at.isoformat()}),
             parent_id=None,
-            running_chain=None,
+        )
+        return msgspec.structs.replace(
+            request, job=job, policy=schedule.overlap, run_at=at, running_chain=None
         )
 
     def _arguments(self, schedule: Schedule) -> dict[str, Any]:

@@ -274,7 +274,7 @@ class Task(Generic[P, R]):
     def _with(self, options: Options) -> Task[P, R]:
         copy = object.__new__(Task)
         copy.__dict__.update(self.__dict__)
-        for derived in ("policy", "_others", "template", "awaited", "_no_partition"):
+        for derived in ("policy", "_form", "template", "awaited", "_no_partition"):
             copy.__dict__.pop(derived, None)
         copy._options = options
         if options.unique is not None:
@@ -303,29 +303,35 @@ class Task(Generic[P, R]):
         policy = template.policy
         bound = self.signature.bind(args, kwargs)
         clear = encode(bound, "The arguments", self.app.max_args)
-        payload, payload_digest = pack(self.app.safe, clear, template.meta)
+        payload, payload_digest = pack(self.app.safe, clear, template.job.meta)
         hashed = None if policy is None else self.key_of(bound, policy)
         job_id, place = new_id(hashed)
         context = running()
-        return msgspec.structs.replace(
-            template,
+        job = alter(
+            template.job,
             id=job_id,
+            chain_id=job_id,
             place=place,
             args=payload,
             payload_digest=payload_digest,
             key=hashed,
-            policy=None if hashed is None else policy,  # a key function may say: not unique this time
             version=version_of(bound, policy),
             parent_id=None if context is None else context.job.id,
-            running_chain=None if context is None else context.job.chain_id,
             partition=self._partition_of(bound),
+        )
+        return msgspec.structs.replace(
+            template,
+            job=job,
+            policy=None if hashed is None else policy,  # a key function may say: not unique this time
+            running_chain=None if context is None else context.job.chain_id,
         )
 
     def following(self, admissions: Sequence[Any], traits: int) -> Task[P, R]:
         """Return this task for a call that comes after others too, in a way that only batches know."""
         copy = self.options(after=[*chains_of(self._options.after, "after"), *admissions])
-        both = copy.template.traits | traits
-        copy.__dict__["template"] = msgspec.structs.replace(copy.template, traits=both)
+        job = copy.template.job
+        job = alter(job, traits=job.traits | traits)
+        copy.__dict__["template"] = msgspec.structs.replace(copy.template, job=job)
         return copy
 
     @cached_property
@@ -338,32 +344,42 @@ class Task(Generic[P, R]):
     def template(self) -> Request:
         """What every request of this task, with these options, has in common."""
         options, policy = self._options, self.policy
-        chains = list(chains_of(options.after, "after"))
         if policy is not None and policy.wait is not None and (options.delay or options.run_at):
             raise InvalidCall("wait= says when a debounced job runs: leave delay= and run_at= out.")
         return Request(
+            self._model(list(chains_of(options.after, "after"))),
+            policy,
+            delay=None if options.delay is None else duration(options.delay),
+            run_at=options.run_at,
+            expires_in=self._expires_in(),
+            force=options.force,
+            max_depth=self.app.queues[self._queue()].max_depth,
+            excludes=frozenset(chains_of(options.exclude, "exclude")),
+        )
+
+    def _model(self, chains: Sequence[str]) -> Job:
+        """Make what every job of this task, with these options, has in common."""
+        options, limit = self._options, self.app.max_args
+        return Job(
             id="",
-            place=0,
             namespace=self.app.namespace,
             task=self.name,
             queue=self._queue(),
-            args=b"",
-            meta=NO_META if options.meta is None else encode(dict(options.meta), "meta=", self.app.max_args),
-            payload_digest=b"",
+            state=State.AVAILABLE,
             priority=self.priority if options.priority is None else options.priority,
+            run_at=EPOCH,
+            place=0,
+            created_at=EPOCH,
+            args=b"",
+            meta=NO_META if options.meta is None else encode(dict(options.meta), "meta=", limit),
+            payload_digest=b"",
             retry=options.retry or self.retry,
+            chain_id="",
             timeout=self.timeout if options.timeout is None else duration(options.timeout).total_seconds(),
-            delay=None if options.delay is None else duration(options.delay),
-            run_at=options.run_at,
-            policy=policy,
-            force=options.force,
+            traits=WITH_BLOCKERS[options.on_blocker_failure],
             expires_at=options.expires_at,
-            expires_in=self._expires_in(),
-            max_depth=self.app.queues[self._queue()].max_depth,
-            excludes=frozenset(chains_of(options.exclude, "exclude")),
             blockers=named(chains) if chains else None,
             arrived=awaited(chains) if chains else None,
-            traits=WITH_BLOCKERS[options.on_blocker_failure],
         )
 
     def _expires_in(self) -> timedelta | None:
@@ -388,7 +404,7 @@ class Task(Generic[P, R]):
     @cached_property
     def _no_partition(self) -> str | None:
         """What a job without a partition has: in a queue with shares it must be found among the others."""
-        queue = self.app.queues.get(self.template.queue)
+        queue = self.app.queues.get(self.template.job.queue)
         return None if queue is None or queue.partition_concurrency is None else ""
 
     def _queue(self) -> str:
@@ -448,21 +464,24 @@ class Task(Generic[P, R]):
             bound = self._called_with(job)
         except (InvalidCall, TypeError, ValueError):  # which may be what it died of
             bound = job.arguments
-        return task.key_of(bound, task.policy), version_of(bound, task.policy)
+        dimensions = task.dimensions(bound, task.policy)
+        hashed = None if dimensions is None else key.digest(dimensions, self.app.secret)
+        return hashed, version_of(bound, task.policy)
 
     def key_of(self, bound: Mapping[str, Any], policy: Unique) -> bytes | None:
         """Hash the dimensions of a call; None if a key function says that it is not unique."""
         if policy.key is None and not policy.queue and not policy.meta:
-            arguments = bound if policy.by is None else key.pick(bound, policy.by)
-            return key.digest_beside(arguments, self._others, self.app.secret)
+            return self._form.digest(bound)
         dimensions = self.dimensions(bound, policy)
         return None if dimensions is None else key.digest(dimensions, self.app.secret)
 
     @cached_property
-    def _others(self) -> bytes:
-        """The canonical form of what every key of this task has besides its arguments."""
-        assert self.policy is not None  # only keyed calls come here
-        return key.canonical(self._common(self.policy))
+    def _form(self) -> key.Form:
+        """What the keys of this task have in common, if only arguments make them differ."""
+        policy = self.policy
+        assert policy is not None  # only keyed calls come here
+        paths = self.signature.names if policy.by is None else policy.by
+        return key.Form(paths, self._common(policy), self.app.secret)
 
     def _common(self, policy: Unique) -> dict[str, Any]:
         common = {"v": KEY_SCHEME, "namespace": self.app.namespace}

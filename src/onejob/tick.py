@@ -112,7 +112,7 @@ def tick(view: View, *, key: bytes, one: Tick, request: Request | None) -> Chang
 
 def told(job: Job, request: Request) -> Job:
     """Tell a new job which tick it is for; it gives way to nobody, for the mark does not name the newest."""
-    return alter(job, meta=request.meta, traits=job.traits & ~Trait.NEWEST_WINS)
+    return alter(job, meta=request.job.meta, traits=job.traits & ~Trait.NEWEST_WINS)
 
 
 def marked(view: View, key: bytes, at: datetime) -> Mark:
@@ -124,9 +124,9 @@ def marked(view: View, key: bytes, at: datetime) -> Mark:
 def known(request: Request, view: View) -> Request:
     """Take the metadata of a job that waits with the same payload: which tick it is for is no difference."""
     standing = view.successor or view.holder
-    if standing is None or standing.payload_digest != request.payload_digest:
+    if standing is None or standing.payload_digest != request.job.payload_digest:
         return request
-    return msgspec.structs.replace(request, meta=standing.meta)
+    return msgspec.structs.replace(request, job=alter(request.job, meta=standing.meta))
 
 
 def admit(request: Request, view: View) -> Changes:

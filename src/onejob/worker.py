@@ -104,6 +104,8 @@ class Worker:
         self._runs: dict[str, Run] = {}
         self._ended: list[tuple[Run, Result]] = []
         self._writing: list[tuple[Run, Result]] = []  # on their way to the store
+        self._leasing = asyncio.Lock()  # so that no place is filled twice
+        self._held_up = False  # whether somebody's transaction keeps results from being written
         self._wake = asyncio.Event()  # a place is free, or a run has ended, or we stop
         self._settled = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -242,9 +244,10 @@ class Worker:
             return False
         self._wake.clear()
         quiet = not (self._runs or self._ended or self._writing)  # else what ends may make more work due
-        room = self.concurrency - len(self._runs)
         seen = self.app.store.pulse()  # before looking, so that no request slips in between unnoticed
-        started = await self._lease_and_start(room)
+        async with self._leasing:
+            room = self.concurrency - len(self._runs)
+            started = await self._lease_and_start(room)
         if not started and self._drain and quiet and await self._is_done():
             return False
         if not started:
@@ -284,7 +287,6 @@ class Worker:
             total=room,
             duration=self._lease,
             tasks=tasks,
-            expects=bool(self._ended or self._writing),
             **limits(self.app.queues.values()),
         )
 
@@ -430,6 +432,7 @@ class Worker:
             if not isinstance(settled, AdmissionBusy):
                 self.ended[ending(result, settled)] += 1
                 tell(run.job, result, settled)
+        self._held_up = bool(busy)
         if busy:  # somebody's open transaction relies on these jobs
             self._ended = busy + self._ended
             self._settled.set()
@@ -460,7 +463,7 @@ class Worker:
     async def _write_results(self, ended: list[tuple[Run, Result]]) -> list[Job | AdmissionBusy | None]:
         """Settle runs together; if one of them cannot be written, each alone, and that one as a failure."""
         try:
-            return await self.app.store.apply([self._settlement(run, result) for run, result in ended])
+            return await self._write([self._settlement(run, result) for run, result in ended])
         except (StoreError, asyncio.CancelledError):
             raise
         except Exception as error:
@@ -471,6 +474,17 @@ class Worker:
                 raise
             log.exception("the result of job %s cannot be written", run.job.id)
             return await self._write_results([(run, Failed(describe(error), final=True))])
+
+    async def _write(self, steps: list[Step]) -> list[Any]:
+        """Write results; what has limits is leased in the same turn, so that no place is empty meanwhile."""
+        if self._held_up or self._stopping.is_set() or not self._wanted((), 1).limited:
+            return await self.app.store.apply(steps)
+        async with self._leasing:
+            room = min(self.concurrency - len(self._runs), self._free_processes())
+            answers, jobs = await self.app.store.turn(steps, self._wanted(self.app.tasks.keys(), room))
+            for job in jobs:
+                self._start(job)
+        return answers
 
     def _settlement(self, run: Run, result: Result) -> Step:
         progress = None if run.context.told == run.written else run.context.told

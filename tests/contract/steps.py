@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -47,19 +47,22 @@ def mailer(
 # ── a worker's acts ───────────────────────────────────────────────────────────────────────────────
 
 
+def wanted(app: App, *, total: int = 1000, worker: str = "worker") -> Lease:
+    """Want whatever is due."""
+    return Lease(
+        namespace=app.namespace,
+        worker=worker,
+        queues=dict.fromkeys(app.queues, total),
+        total=total,
+        duration=LEASE,
+        tasks=app.tasks.keys(),
+        **limits(app.queues.values()),
+    )
+
+
 async def lease(app: App, *, total: int = 1000, worker: str = "worker") -> list[Job]:
     """Start whatever is due, best first."""
-    return await app.store.lease(
-        Lease(
-            namespace=app.namespace,
-            worker=worker,
-            queues=dict.fromkeys(app.queues, total),
-            total=total,
-            duration=LEASE,
-            tasks=app.tasks.keys(),
-            **limits(app.queues.values()),
-        )
-    )
+    return await app.store.lease(wanted(app, total=total, worker=worker))
 
 
 async def start(app: App, *, worker: str = "worker") -> Job:
@@ -70,12 +73,22 @@ async def start(app: App, *, worker: str = "worker") -> Job:
 
 async def settle(app: App, job: Job, result: Result) -> Job | None:
     """Write the result of a run as a worker does; None if the lease is lost."""
+    [settled] = await app.store.apply([settlement(app, job, result)])
+    assert settled is None or isinstance(settled, Job)
+    return settled
+
+
+def settlement(app: App, job: Job, result: Result) -> Step:
+    """Make the step that writes the result of a run."""
     act = partial(
         lifecycle.settle, token=job.token, result=result, merge=app.merge, replay=app.replay_of(job)
     )
-    [settled] = await app.store.apply([Step(act, job.id)])
-    assert settled is None or isinstance(settled, Job)
-    return settled
+    return Step(act, job.id)
+
+
+async def turn(app: App, ended: Sequence[Job]) -> tuple[list[Any], list[Job]]:
+    """Complete runs and start whatever is due then, as a worker of limited queues does."""
+    return await app.store.turn([settlement(app, job, Completed()) for job in ended], wanted(app))
 
 
 async def settled(app: App, job: Job, result: Result) -> Job:

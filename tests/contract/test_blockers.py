@@ -536,7 +536,7 @@ async def test_the_sweep_notes_what_a_dying_client_did_not(app: App) -> None:
     assert await app.sweep() == (0, 0)
     assert (await app.job(one.job.id)).traits & Trait.AWAITED
     await work(app)
-    assert (await app.job(request.id)).state is State.COMPLETED
+    assert (await app.job(request.job.id)).state is State.COMPLETED
 
 
 async def test_a_chain_that_somebody_waits_for_is_not_deleted_or_pruned(app: App, clock: Clock) -> None:

@@ -21,11 +21,12 @@ from onejob import Retry, Unique, lifecycle
 from onejob.app import admission_step
 from onejob.decide import Request, merged, replay
 from onejob.errors import OnejobError
-from onejob.job import fingerprint
+from onejob.job import EPOCH, Job, State, fingerprint
 from onejob.lifecycle import Completed, Failed, HandedBack, Result
 from onejob.stores.contract import Filter, Lease, Step, Store
 from onejob.stores.memory import MemoryStore
 from onejob.stores.sql.postgres import engine
+from onejob.stores.sql.postgres.flows import Patience
 from onejob.testing import Clock
 from tests.conftest import Database
 from tests.contract.stage import Act, Stage, do, open_stage, orders
@@ -55,24 +56,25 @@ CANCEL = Unique(on_conflict="replace", on_active="cancel")
 def ask(number: int, policy: Unique, key: bytes = KEYS[0], *, force: bool = False) -> Step:
     """Ask for a job; a later request has a higher number."""
     args = msgspec.json.encode({"items": [number], "seq": number})
-    return admission_step(
-        Request(
-            id=f"{number:08d}",
-            place=number,
-            namespace="",
-            task="mail",
-            queue="default",
-            args=args,
-            meta=b"{}",
-            payload_digest=fingerprint(args, b"{}"),
-            priority=0,
-            retry=Retry(3, base=2, cap=60),
-            key=key,
-            policy=policy,
-            version=number if policy.version else None,
-            force=force,
-        )
+    job = Job(
+        id=f"{number:08d}",
+        namespace="",
+        task="mail",
+        queue="default",
+        state=State.AVAILABLE,
+        priority=0,
+        run_at=EPOCH,
+        place=number,
+        created_at=EPOCH,
+        args=args,
+        meta=b"{}",
+        payload_digest=fingerprint(args, b"{}"),
+        retry=Retry(3, base=2, cap=60),
+        chain_id=f"{number:08d}",
+        key=key,
+        version=number if policy.version else None,
     )
+    return admission_step(Request(job, policy, force=force))
 
 
 def end(number: int, result: Result | None = None) -> Step:
@@ -290,7 +292,7 @@ def test_two_sessions_leave_what_a_serial_order_would(
     visiting: bool,
 ) -> None:
     """The first may be in a caller's transaction; both turn aside soon from who is in the way, or late."""
-    monkeypatch.setattr(engine, "BRIEFLY", milliseconds)
+    monkeypatch.setattr(engine, "BRIEFLY", Patience(milliseconds))
     scene = SCENES[name]
     visits = (visiting and not isinstance(scene.first, Lease), False)
     for act in scene.before:
@@ -375,7 +377,7 @@ def test_a_request_that_stops_a_run_waits_for_who_relies_on_it_and_holds_nobody_
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Told to go on at once, it must not ask again and again for what it cannot have."""
-    monkeypatch.setattr(engine, "BRIEFLY", 1)
+    monkeypatch.setattr(engine, "BRIEFLY", Patience(1))
     for act in running(COALESCE):
         do(stage.store, act)
     open_rerun(stage)

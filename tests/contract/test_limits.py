@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,19 @@ from onejob.stores.contract import Filter, Store
 from onejob.stores.redis.store import RedisStore
 from onejob.testing import Clock
 from tests.contract.conftest import STORES
-from tests.contract.steps import complete, everything, fail, hand_back, lease, mailer, run, snooze, start
+from tests.contract.steps import (
+    complete,
+    everything,
+    fail,
+    hand_back,
+    lease,
+    mailer,
+    run,
+    snooze,
+    start,
+    states,
+    turn,
+)
 
 
 @pytest.fixture(params=[*STORES, "redis in buckets"])
@@ -334,6 +347,33 @@ async def test_jobs_without_a_partition_are_not_limited_by_shares(app: App) -> N
     await app.enqueue_many([serve.call(None) for _ in range(2)])
     leased = await lease(app)
     assert Counter(job.partition for job in leased) == {"a": 1, "": 6}
+
+
+@pytest.mark.parametrize("limits", [{"concurrency": 2}, {"concurrency": 2, "rate": "100/1m"}])
+async def test_the_end_of_a_run_and_the_start_of_the_next_are_one_turn(app: App, limits: Any) -> None:
+    app.queue("narrow", **limits)
+    mail = mailer(app, queue="narrow")
+    jobs = [(await mail.enqueue(n)).job.id for n in range(5)]
+    running = await lease(app)
+    assert [job.id for job in running] == jobs[:2]
+    [ended], begun = await turn(app, running[:1])
+    assert ended.state is State.COMPLETED
+    assert [job.id for job in begun] == jobs[2:3]
+    assert await turn(app, running[:1]) == ([None], [])  # it has ended, and there is no room
+    answers, begun = await turn(app, [running[1], *begun])
+    assert [job.state for job in answers] == [State.COMPLETED] * 2
+    assert [job.id for job in begun] == jobs[3:]
+    assert await states(app) == [State.COMPLETED] * 3 + [State.ACTIVE] * 2
+
+
+async def test_a_turn_starts_the_successor_of_what_it_ends(app: App) -> None:
+    app.queue("narrow", concurrency=1)
+    mail = mailer(app, Unique.coalesce(by="to"), queue="narrow")
+    await mail.enqueue(1, "first")
+    running = await lease(app)
+    assert (await mail.enqueue(1, "second")).outcome is Outcome.RERUN
+    _, begun = await turn(app, running)
+    assert [job.arguments["text"] for job in begun] == ["second"]
 
 
 async def test_shares_and_the_queues_own_limit_hold_together(app: App) -> None:

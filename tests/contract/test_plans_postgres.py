@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from onejob.job import Job
 from onejob.stores.sql.postgres.store import PostgresStore
 from onejob.stores.sql.statements import statements
 
@@ -23,9 +24,10 @@ SQL = statements("postgres")
 KEYS = ("'\\x" + "6b" * 64 + "'", "2")  # two keys, and how many they are
 IDS = """'["a", "b"]'"""
 ROWS = """'[{"id": "a", "held_key": "\\\\x6b"}, {"id": "b"}]'"""
-SOON = "'50'"
+ROW = ("NULL",) * len(Job.__struct_fields__)
 HOT: dict[str, tuple[tuple[str, ...], set[str]]] = {
-    "admit": ((ROWS, SOON), {JOBS, HELD, NEXT}),
+    "admit": ((ROWS,), {JOBS, HELD, NEXT}),
+    "admit_one": (ROW, {JOBS, HELD, NEXT}),
     "lock_jobs": ((IDS,), {JOBS}),
     "lock_predecessors": ((IDS,), {JOBS, HELD}),
     "lock_free_jobs": ((IDS,), {JOBS}),
@@ -85,8 +87,8 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def plan_of(connection: psycopg.Connection, statement: str, parameters: tuple[str, ...]) -> dict[str, Any]:
     """Ask how a prepared statement would be carried out."""
-    types = dict(re.findall(r"\$(\d)::(\w+)", SQL[statement]))
-    declared = ", ".join(kind for _, kind in sorted(types.items()))
+    types = dict(re.findall(r"\$(\d+)::(double precision|\w+)", SQL[statement]))
+    declared = ", ".join(types[number] for number in sorted(types, key=int))
     assert len(types) == len(parameters)
     connection.execute(f"PREPARE asked ({declared}) AS {SQL[statement]}".encode())
     explain = f"EXPLAIN (FORMAT JSON) EXECUTE asked ({', '.join(parameters)})"

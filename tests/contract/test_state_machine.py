@@ -41,7 +41,7 @@ from onejob.blockers import awaited, named
 from onejob.decide import Request, make, merged, replay
 from onejob.dependants import chains_named, converse, is_quiet, reach, settle_in
 from onejob.errors import OnejobError
-from onejob.job import Trait, fingerprint
+from onejob.job import EPOCH, Trait, alter, fingerprint
 from onejob.lifecycle import Completed, Failed, HandedBack, Result, Snoozed, Stopped
 from onejob.limits import PAUSED, Rate
 from onejob.stores.contract import Filter, Lease, Step, Store, Tally
@@ -443,27 +443,34 @@ class StoresAgree(RuleBasedStateMachine):
         number = next(self.numbers)
         args = msgspec.json.encode({"items": wish.items, "n": wish.seq, "seq": wish.seq})
         keyed = wish.key is not None
-        return Request(
+        job = Job(
             id=f"{number:08d}",
-            place=number,
             namespace=TENANTS.get(wish.key or b"", ""),
             task=wish.task,
             queue=wish.queue,
+            state=State.AVAILABLE,
+            priority=wish.priority,
+            run_at=EPOCH,
+            place=number,
+            created_at=EPOCH,
             args=args,
             meta=b"{}",
             payload_digest=fingerprint(args, b"{}"),
-            priority=wish.priority,
             retry=Retry(wish.attempts, base=2, cap=60),
+            chain_id=f"{number:08d}",
+            key=wish.key,
+            version=wish.seq if keyed and wish.policy.version else None,
+            parent_id=None if inside is None else inside.id,
+            partition=wish.partition,
+        )
+        return Request(
+            job,
+            wish.policy if keyed else None,
             delay=None if wish.delay is None else timedelta(seconds=wish.delay),
             run_at=None if wish.appointed is None else self.clock() + timedelta(seconds=wish.appointed),
-            key=wish.key,
-            policy=wish.policy if keyed else None,
-            version=wish.seq if keyed and wish.policy.version else None,
-            force=wish.force,
-            parent_id=None if inside is None else inside.id,
-            running_chain=None if inside is None else inside.chain_id,
             expires_in=None if wish.expires is None else timedelta(seconds=wish.expires),
-            partition=wish.partition,
+            force=wish.force,
+            running_chain=None if inside is None else inside.chain_id,
         )
 
     def some(self, which: int, *, active: bool = False) -> Job:
@@ -510,9 +517,9 @@ class StoresAgree(RuleBasedStateMachine):
     def enqueue_what_waits(self, wish: Wish, which: list[int], traits: int, *, tells: bool) -> None:
         """Let a job wait for chains; a client that dies does not tell them."""
         chains = list(dict.fromkeys(self.some(one).chain_id for one in which))
-        request = msgspec.structs.replace(
-            self.request(wish), blockers=named(chains), arrived=awaited(chains), traits=traits
-        )
+        request = self.request(wish)
+        job = alter(request.job, blockers=named(chains), arrived=awaited(chains), traits=traits)
+        request = msgspec.structs.replace(request, job=job)
         self.both(lambda app: admit_what_waits(app, request, tells=tells))
 
     @rule()
@@ -547,8 +554,9 @@ class StoresAgree(RuleBasedStateMachine):
         assert since is not None
         one = Tick(since + timedelta(seconds=ahead), since - timedelta(seconds=late), runs=True)
         wish = Wish(SCHEDULED, policy or Unique(), [], 1, TASKS[0], QUEUES[0], 0, 2, None, None, force=False)
-        asked = msgspec.structs.replace(self.request(wish), policy=policy, run_at=one.at)
-        asked = msgspec.structs.replace(asked, meta=msgspec.json.encode({"tick": one.at}), version=None)
+        asked = self.request(wish)
+        job = alter(asked.job, meta=msgspec.json.encode({"tick": one.at}), version=None)
+        asked = msgspec.structs.replace(asked, job=job, policy=policy, run_at=one.at)
         act = partial(tick, key=SCHEDULED, one=one, request=asked if runs else None)
         [answer] = self.apply(Step(act, key=SCHEDULED))
         assert (answer is None) == late
@@ -612,8 +620,9 @@ class StoresAgree(RuleBasedStateMachine):
     def complete_and_continue(self, wish: Wish, which: int) -> None:
         job = self.some(which, active=True)
         wish = Wish(**{**vars(wish), "key": None})
-        request = msgspec.structs.replace(self.request(wish), namespace=job.namespace)
-        continuation = make(request, self.clock())
+        request = self.request(wish)
+        asked = alter(request.job, namespace=job.namespace)
+        continuation = make(msgspec.structs.replace(request, job=asked), self.clock())
         self.apply(settlement(job, Completed(b"2", continuation)))
 
     @precondition(lambda self: bool(self.leases))
@@ -782,7 +791,7 @@ async def answered(act: Callable[[App], Awaitable[Any]], app: App) -> Any:
 
 async def admit_what_waits(app: App, request: Request, *, tells: bool) -> Any:
     """Admit a request that waits for chains, and do what follows from it."""
-    chains = chains_named(request.blockers)
+    chains = chains_named(request.job.blockers)
     reaches = await converse(reach(chains, {}), app.store, app.store.apply)
     [verdict] = await app.store.apply([admission_step(msgspec.structs.replace(request, reaches=reaches))])
     if not tells or is_quiet(request, verdict):

@@ -17,11 +17,11 @@ from psycopg.rows import dict_row
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from onejob import AdmissionBusy, App, Duplicate, Outcome, Unique
+from onejob import AdmissionBusy, App, Duplicate, Outcome, State, Unique
 from onejob.errors import ForeignConnection, InvalidCall, MergeFailed, StoreError, TransactionConflict
 from onejob.stores.sql.postgres.store import PostgresStore
 from onejob.testing import Clock
-from tests.contract.steps import absorbed, everything, mailer, start
+from tests.contract.steps import absorbed, everything, lease, mailer, start, turn
 from tests.contract.visits import LEVELS, WAYS, Isolation, Visit, configure_django, options
 
 BRIEF = 0.3  # seconds that an admission waits for somebody else's transaction
@@ -274,6 +274,21 @@ async def test_case_21_bulk_answers_what_is_free_and_names_what_is_busy(app: App
             await app.enqueue_many([mail.call(n) for n in range(5)])
         await visit.rollback()
     assert sorted(job.arguments["to"] for job in await everything(app)) == [0, 1, 3, 4]
+
+
+async def test_a_turn_waits_for_nobodys_transaction(app: App, postgres_url: str) -> None:
+    app.queue("narrow", concurrency=2)
+    mail = mailer(app, Unique.coalesce(by="to"), queue="narrow")
+    for n in range(3):
+        await mail.enqueue(n)
+    running = await lease(app)
+    async with WAYS["psycopg awaited"](postgres_url, "READ COMMITTED") as visit:
+        await visit.enqueue(mail, 0)  # it relies on the run of 0
+        [held_up, ended], begun = await turn(app, running)
+        await visit.rollback()
+    assert isinstance(held_up, AdmissionBusy)
+    assert ended.state is State.COMPLETED
+    assert [job.arguments["to"] for job in begun] == [2]
 
 
 def somebody_waits(database: psycopg.Connection) -> bool:

@@ -141,7 +141,7 @@ class Client:
         name = self._names[n % len(self._names)]
         if name == "latest":  # who lives on without its hold may give way unseen, which takes long to search
             return
-        key = self.app.tasks[name].request((n, 0, 0), {}).key
+        key = self.app.tasks[name].request((n, 0, 0), {}).job.key
         assert key is not None
         number = self._journal.call([history.Release(f"{name}/{n}", force)])
         try:

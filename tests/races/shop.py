@@ -126,7 +126,7 @@ async def sample(app: App, keys: int) -> Sampled:
 
 def key_named(app: App, name: str, n: int) -> bytes:
     """Compute the key of a task and a number."""
-    key = app.tasks[name].request((n, 0, 0), {}).key
+    key = app.tasks[name].request((n, 0, 0), {}).job.key
     assert key is not None
     return key
 

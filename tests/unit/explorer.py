@@ -19,7 +19,7 @@ from onejob import decide as decisions
 from onejob import lifecycle
 from onejob.decide import Request, Verdict
 from onejob.errors import InvalidCall
-from onejob.job import EPOCH, INCOMPLETE, Changes, Job, State, View, fingerprint
+from onejob.job import EPOCH, INCOMPLETE, Changes, Job, State, View, alter, fingerprint
 from onejob.policy import Unique
 from onejob.stores.book import Book
 from onejob.stores.contract import Act, Step
@@ -159,8 +159,8 @@ def first_broken(rules: Iterable[Rule], taken: Taken) -> str | None:
 def succeed(world: World, move: Move, changes: Changes) -> World:
     """Write what a step asks for into a copy of the world."""
     left = list(world.left)
-    if move.request is not None and move.request.key is not None:
-        left[KEYS.index(move.request.key)] -= 1
+    if move.request is not None and move.request.job.key is not None:
+        left[KEYS.index(move.request.job.key)] -= 1
     events = world.events - (move.kind in EVENTS)
     book = world.book
     if move.passed:
@@ -254,23 +254,14 @@ def request(
     """Make the next request; its number is its payload."""
     number = 1 + sum(entry.number < CONTINUED for entry in world.entries.values())
     args = payload([number])
-    wanted = Request(
-        id=f"job{number}-{key.decode()}",
+    job = alter(
+        asked(f"job{number}-{key.decode()}", "task", args),
         place=number,
-        namespace="",
-        task="task",
-        queue="default",
-        args=args,
-        meta=b"{}",
-        payload_digest=fingerprint(args, b"{}"),
         priority=number if policy.bump else 0,
-        retry=RETRY,
         key=key,
-        policy=policy,
         version=version if policy.version is not None else None,
-        force=kind is Kind.FORCE,
-        running_chain=inside,
     )
+    wanted = Request(job, policy, force=kind is Kind.FORCE, running_chain=inside)
     if "time" in policy.fields:
         wanted = msgspec.structs.replace(wanted, delay=SOON * (number - 1))
     where = f" {inside}" if inside else ""
@@ -368,19 +359,28 @@ def release_by_force(view: View) -> Changes:
 def continuation(job: Job) -> Job:
     """Make the job that a run asks to follow it; its payload is no request's."""
     args = payload([CONTINUED + max(numbers(job))])
-    wanted = Request(
-        id=f"{job.chain_id}+{job.chain_index + 1}",
-        place=0,
+    wanted = asked(f"{job.chain_id}+{job.chain_index + 1}", "next", args)
+    return decisions.make(Request(wanted), EPOCH)
+
+
+def asked(job_id: str, task: str, args: bytes) -> Job:
+    """Make a job as a request asks for it."""
+    return Job(
+        id=job_id,
         namespace="",
-        task="next",
+        task=task,
         queue="default",
+        state=State.AVAILABLE,
+        priority=0,
+        run_at=EPOCH,
+        place=0,
+        created_at=EPOCH,
         args=args,
         meta=b"{}",
         payload_digest=fingerprint(args, b"{}"),
-        priority=0,
         retry=RETRY,
+        chain_id=job_id,
     )
-    return decisions.make(wanted, EPOCH)
 
 
 def tick(world: World, policy: Unique) -> Iterator[Move]:

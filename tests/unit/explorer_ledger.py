@@ -46,18 +46,15 @@ def admitted(taken: Taken, world: World) -> World:
     """Enter a new payload, and whom it left without a hold or told to stop."""
     wanted, verdict, holder = taken.move.request, taken.verdict, taken.view.holder
     assert wanted is not None  # taken.admits says so
-    assert wanted.key is not None  # the explorer's requests all have one
-    (number,) = read(wanted.args)
-    entry = Entry(number, wanted.key, wanted.version or 0, next_order(world))
+    key = wanted.job.key
+    assert key is not None  # the explorer's requests all have one
+    (number,) = read(wanted.job.args)
+    entry = Entry(number, key, wanted.job.version or 0, next_order(world))
     world = msgspec.structs.replace(world, entries=world.entries | {number: entry})
     if holder is None:
-        return (
-            msgspec.structs.replace(world, unordered=world.unordered | {wanted.key})
-            if wanted.force
-            else world
-        )
+        return msgspec.structs.replace(world, unordered=world.unordered | {key}) if wanted.force else world
     if wanted.force or (verdict.holder is not None and verdict.outcome is Outcome.CREATED):
-        world = left_alone(world, holder, wanted.key) if not holder.is_terminal else world
+        world = left_alone(world, holder, key) if not holder.is_terminal else world
     if world.book.jobs[holder.id].cancel_requested and not holder.cancel_requested:
         world = msgspec.structs.replace(world, told=(*world.told, (holder.id, number)))
     return world

@@ -60,7 +60,7 @@ def verdict_matches_writes(taken: Taken) -> Iterator[str]:
         yield "updated wrote another job than it names"
     if verdict.job.id not in taken.after.book.jobs:
         yield f"{verdict.outcome} names a job that does not exist"
-    if taken.admits and not set(read(taken.move.request.args)) <= set(numbers(verdict.job)):
+    if taken.admits and not set(read(taken.move.request.job.args)) <= set(numbers(verdict.job)):
         yield f"{verdict.outcome} names a job without the request's payload"
 
 
@@ -109,12 +109,12 @@ def expected(wanted: Request, taken: Taken) -> Outcome:
 
 def is_stale(wanted: Request, before: World) -> bool:
     """Tell whether a version is older than the newest admitted, or equal to it and not withdrawn."""
-    of_key = [e for e in before.entries.values() if e.key == wanted.key and e.number < CONTINUED]
-    if wanted.version is None or not of_key:
+    of_key = [e for e in before.entries.values() if e.key == wanted.job.key and e.number < CONTINUED]
+    if wanted.job.version is None or not of_key:
         return False
     newest = max(of_key, key=lambda entry: entry.order)
-    same = wanted.version == newest.version
-    return wanted.version < newest.version or (same and not withdrawn(before, newest))
+    same = wanted.job.version == newest.version
+    return wanted.job.version < newest.version or (same and not withdrawn(before, newest))
 
 
 def stage(job: Job) -> State:
@@ -147,7 +147,7 @@ def against_waiting(policy: Unique, standing: Job, wanted: Request, now: datetim
     """Read the row of `on_conflict`."""
     if policy.on_conflict == "keep":
         sooner = standing.state is not State.RETRYABLE and standing.run_at > now
-        higher = wanted.priority > standing.priority
+        higher = wanted.job.priority > standing.priority
         return Outcome.UPDATED if policy.bump and (higher or sooner) else Outcome.KEPT
     return {"reject": Outcome.REJECTED, "update": Outcome.UPDATED, "replace": Outcome.REPLACED}[
         policy.on_conflict

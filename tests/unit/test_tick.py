@@ -23,21 +23,24 @@ ZONE = cron.zone_named("UTC")
 
 
 def request(at: datetime, overlap: Unique | None, *, number: int = 1, digest: bytes = b"same") -> Request:
-    return Request(
+    job = Job(
         id=f"job-{number}",
-        place=number,
         namespace="",
         task="report",
         queue="default",
+        state=State.AVAILABLE,
+        priority=0,
+        run_at=at,
+        place=number,
+        created_at=at,
         args=b"{}",
         meta=msgspec.json.encode({"tick": at.isoformat()}),
         payload_digest=digest,
-        priority=0,
         retry=Retry(),
-        run_at=at,
+        chain_id=f"job-{number}",
         key=KEY,
-        policy=overlap,
     )
+    return Request(job, overlap, run_at=at)
 
 
 class World:

@@ -91,11 +91,17 @@ class Book:
                     self.depths[job.namespace, job.queue] += by
 
     def run(self, step: Step, now: datetime, record: Callable[[Changes], None]) -> Any:
-        """Run one step; a refusal changes nothing and is the answer."""
-        try:
-            changes = step.act(self.view(step, now))
-        except OnejobError as refusal:
-            return refusal
-        record(changes)  # first, so that it can see what was there before
-        self.write(changes)
+        """Run one step."""
+        changes = attempt(step, self.view(step, now))
+        if not changes.is_empty:
+            record(changes)  # first, so that it can see what was there before
+            self.write(changes)
         return changes.answer
+
+
+def attempt(step: Step, view: View) -> Changes:
+    """Let a step act; a refusal changes nothing and is the answer."""
+    try:
+        return step.act(view)
+    except OnejobError as refusal:
+        return Changes(refusal)

@@ -44,7 +44,6 @@ class Lease:
     total: int
     duration: timedelta
     tasks: Collection[str]
-    expects: bool = False  # whether results are on their way that make room: it is to be seen, not looked for
     # What holds over all workers, by queue: how many are active at most, how many of them of one partition,
     # and how many start in a span of time.
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -181,6 +180,12 @@ class Store(Protocol):
         Scheduled and retryable jobs whose time has come are made available first. A queue that a setting of
         the kind `paused` names gives nothing. Limits hold whoever else leases at the same time, and a job
         that has to wait for one keeps nobody behind it waiting.
+        """
+
+    async def turn(self, steps: Sequence[Step], wanted: Lease) -> tuple[list[Any], list[Job]]:
+        """Run steps that end runs, then lease into the room that they make; all at once, if the store can.
+
+        Steps that somebody else's open transaction keeps waiting are answered with AdmissionBusy at once.
         """
 
     async def look(self, key: bytes) -> View:

@@ -108,6 +108,10 @@ class MemoryStore:
                     )
             return started
 
+    async def turn(self, steps: Sequence[Step], wanted: Lease) -> tuple[list[Any], list[Job]]:
+        """Run steps, then start due jobs."""
+        return await self.apply(steps), await self.lease(wanted)
+
     def _due(self, wanted: Lease, started: Sequence[Job]) -> list[Job]:
         open_queues = {queue for queue in wanted.queues if self._has_room(queue, wanted, started)}
         active = Counter(

@@ -104,6 +104,10 @@ class RedisStore:
         """Start due jobs, best first."""
         return await self._await(flows.lease(wanted, self._ground))
 
+    async def turn(self, steps: Sequence[Step], wanted: Lease) -> tuple[list[Any], list[Job]]:
+        """Run steps, then start due jobs."""
+        return await self.apply(steps), await self.lease(wanted)
+
     def tally(self, tallies: Sequence[Tally]) -> None:
         """Add to the counters; without trying again, for what was counted must not count twice."""
         if tallies:

@@ -15,14 +15,14 @@ from typing import Any, Literal
 
 from onejob.errors import AdmissionBusy, StoreUnavailable
 from onejob.forks import generation
-from onejob.job import View
+from onejob.job import Changes, View
 from onejob.stores.contract import Step
 from onejob.stores.lane import Closed, Lane
 from onejob.stores.sql import flows
 from onejob.stores.sql.faults import translated, translating
 from onejob.stores.sql.flows import Ask, Plan, drive
 from onejob.stores.sql.lockfile import LockFile, beside
-from onejob.stores.sql.rows import Row, write_job
+from onejob.stores.sql.rows import Row, insertion
 from onejob.stores.sql.schema import SQL, prepare_schema
 
 Synchronous = Literal["FULL", "NORMAL"]
@@ -96,8 +96,8 @@ class Engine:
         try:
             with self._mutex:
                 lock = self._opened()
-                if self._absorbing and (foreseen := self._foresee(step)) is not None:
-                    return foreseen[0]
+                if self._absorbing and (foreseen := self._foresee(step)).is_empty:
+                    return foreseen.answer
                 with lock:
                     return self._hope(step) or self._settle_one(step)
         except sqlite3.Error as error:  # `translating` would cost more than all else here
@@ -109,27 +109,26 @@ class Engine:
             raise Closed
         return self._lock
 
-    def _foresee(self, step: Step) -> list[Any] | None:
-        """Answer a step that changes nothing, from one consistent read and without the lock."""
-        answers: list[Any] | None
-        if step.marks or step.job_id is not None or step.queue is not None:  # these take several statements
-            answers = self._run_read_on(self._cursor, partial(flows.foresee, [step]))
+    def _foresee(self, step: Step) -> Changes:
+        """Tell what a step would change, from one consistent read and without the lock."""
+        if flows.is_simple(step):  # this takes one statement only
+            changes = drive(flows.foresee(step, self._clock()), partial(ask, self._cursor))
         else:
-            answers = drive(flows.foresee([step], self._clock()), partial(ask, self._cursor))
-        self._absorbing = answers is not None
-        return answers
+            changes = self._run_read_on(self._cursor, partial(flows.foresee, step))
+        self._absorbing = changes.is_empty
+        return changes
 
     def _hope(self, step: Step) -> Any:
         """Act as if the key were free; the unique index says whether it was. None if it was not."""
-        if step.job_id is not None or step.marks or step.queue is not None:
+        if not flows.is_simple(step):
             return None
         changes = step.act(View(self._clock()))
         if len(changes.inserts) != 1 or changes.inserts[0].blockers is not None:
             return None
         [job] = changes.inserts
-        if self._cursor.execute(SQL["insert_job_if_free"], write_job(job)).rowcount != 1:
-            return None
-        return changes.answer
+        name, row = insertion(job)
+        inserted = self._cursor.execute(SQL[f"{name}_if_free"], row).rowcount
+        return changes.answer if inserted == 1 else None
 
     def _settle_one(self, step: Step) -> Any:
         before = self._writer.total_changes

@@ -19,19 +19,19 @@ import msgspec
 from onejob.job import Changes, Job, Trait, View
 from onejob.lifecycle import mature, rank, start, too_late
 from onejob.limits import Rate
-from onejob.stores.book import Book
+from onejob.stores.book import Book, attempt
 from onejob.stores.contract import Counts, Filter, Lease, Step, Tally
 from onejob.stores.sql.rows import (
     MICROSECOND,
     STATES,
     Row,
+    insertion,
     instant,
     micros,
     read_job,
     read_mark,
     read_tally,
     revision,
-    write_job,
     write_mark,
 )
 
@@ -69,25 +69,50 @@ def apply(steps: Sequence[Step], now: datetime) -> Flow[list[Any]]:
     return answers
 
 
-def foresee(steps: Sequence[Step], now: datetime) -> Flow[list[Any] | None]:
-    """Answer steps that change nothing; None if any would write, so that they must run under the lock."""
-    book, ledger = Book(), Ledger()
-    yield from load(book, steps)
-    answers = [book.run(step, now, partial(enter, book, ledger)) for step in steps]
-    return None if ledger else answers
+def foresee(step: Step, now: datetime) -> Flow[Changes]:
+    """Tell what a step would change."""
+    if step.key is not None and is_simple(step):
+        rows = yield Ask("standing", (step.key,))
+        return attempt(step, shown(step.key, rows, now))
+    book = Book()
+    yield from load(book, [step])
+    return attempt(step, book.view(step, now))
+
+
+def is_simple(step: Step) -> bool:
+    """Tell whether a step is settled by who stands for its key, and by nothing else."""
+    return not step.marks and step.job_id is None and step.queue is None
+
+
+def shown(key: bytes, rows: Sequence[Row], now: datetime) -> View:
+    """Show who stands for a key, by their rows."""
+    jobs = [read_job(row) for row in rows]
+    holder = next((job for job in jobs if job.held_key == key), None)
+    return View(now, None, holder, next((job for job in jobs if job.next_key == key), None))
 
 
 def load(book: Book, steps: Sequence[Step]) -> Flow[None]:
     """Read the jobs and keys that steps name into the book."""
-    yield from load_jobs(book, {step.job_id for step in steps if step.job_id is not None})
-    keys = dict.fromkeys((step.key for step in steps if step.key is not None), False)
-    keys |= dict.fromkeys((step.key for step in steps if step.key is not None and step.marks), True)
+    if ids := {step.job_id for step in steps if step.job_id is not None}:
+        yield from load_jobs(book, ids)
+    keys: dict[bytes, bool] = {}  # and whether the mark must be shown
+    for step in steps:
+        if step.key is not None:
+            keys[step.key] = step.marks or keys.get(step.key, False)
     # Whatever its own policy, another policy of the key may have marked a job.
     keys |= dict.fromkeys((job.key for job in book.jobs.values() if job.key is not None), True)
-    yield from load_successors(book, [key for key in keys if key in book.held])
-    yield from load_keys(book, [key for key in keys if key not in book.held])
-    yield from load_marks(book, [key for key, marks in keys.items() if marks])
+    yield from load_standing(book, keys)
+    if marks := [key for key, marked in keys.items() if marked]:
+        yield from load_marks(book, marks)
     yield from load_depths(book, steps)
+
+
+def load_standing(book: Book, keys: Collection[bytes]) -> Flow[None]:
+    """Read who stands for keys; of those whose holders are in the book already, the successors."""
+    if known := [key for key in keys if key in book.held]:
+        yield from load_successors(book, known)
+    if unknown := [key for key in keys if key not in book.held]:
+        yield from load_keys(book, unknown)
 
 
 def load_depths(book: Book, steps: Sequence[Step]) -> Flow[None]:
@@ -148,8 +173,9 @@ def enter(book: Book, ledger: Ledger, changes: Changes) -> None:
         ledger.append(revision(book.jobs.get(job.id), job))
         ledger += waits(book.jobs.get(job.id), job)
     for job in changes.inserts:
-        ledger.append(("insert_job", write_job(job)))
-        ledger += waits(None, job)
+        ledger.append(insertion(job))
+        if job.blockers is not None:
+            ledger += waits(None, job)
     for job_id in changes.deletes:
         ledger.append(("delete_job", (job_id,)))
         ledger += waits(book.jobs.get(job_id), None)
@@ -182,6 +208,12 @@ def lease(wanted: Lease, now: datetime) -> Flow[list[Job]]:
     """Make due jobs available, then start the best of them."""
     yield from ripen(now)
     return (yield from start_best(wanted, now, partial(begin, wanted=wanted, now=now)))
+
+
+def turn(steps: Sequence[Step], wanted: Lease, now: datetime) -> Flow[tuple[list[Any], list[Job]]]:
+    """Run steps, then start what they make room for."""
+    answers = yield from apply(steps, now)
+    return answers, (yield from lease(wanted, now))
 
 
 def start_best(

@@ -29,6 +29,9 @@ SELECT pg_backend_pid();
 -- name: no_bitmaps
 SET enable_bitmapscan = off;
 
+-- name: brief_locks
+SELECT set_config('lock_timeout', $1::text, false);
+
 -- name: listen
 LISTEN onejob;
 
@@ -68,10 +71,7 @@ CLOSE ALL; UNLISTEN *; RESET ALL; DISCARD TEMP; SELECT pg_advisory_unlock_all();
 -- could not be inserted: who holds its key, who waits behind, and whether it is there itself, as this
 -- statement's snapshot shows them. It shows nobody if the key changed hands while the statement ran. Jobs come
 -- as JSON, since the fewer columns a statement has, the sooner it starts.
-WITH limits AS MATERIALIZED (
-    SELECT set_config('lock_timeout', $2::text, true)
-),
-wanted AS MATERIALIZED (
+WITH wanted AS MATERIALIZED (
     SELECT * FROM json_populate_recordset(NULL::onejob_jobs, $1::text::json)
 ),
 inserted AS (
@@ -88,7 +88,7 @@ inserted AS (
         next_key, holds, traits, within, held_at, holds_until, latest_at, version, chain_index,
         parent_id, superseded_by, reason, token, worker, lease_until, cancel_requested, errors, result,
         progress, expires_at, partition, replays, blockers, arrived, following
-    FROM limits CROSS JOIN wanted ORDER BY held_key
+    FROM wanted ORDER BY held_key
     ON CONFLICT DO NOTHING
     RETURNING id
 ),
@@ -101,6 +101,34 @@ SELECT
     (SELECT row_to_json(job)::text FROM onejob_jobs AS job WHERE job.next_key = refused.held_key),
     (SELECT true FROM onejob_jobs AS job WHERE job.id = refused.id)
 FROM refused;
+
+-- name: admit_one
+-- The same for one job, whose columns are the parameters: reading them from JSON takes a third of the time.
+WITH inserted AS (
+    INSERT INTO onejob_jobs (
+        id, namespace, task, queue, state, priority, run_at, place, created_at, args, meta, payload_digest,
+        retry, chain_id, timeout, attempt, started_at, finished_at, key, held_key, next_key, holds, traits,
+        within, held_at, holds_until, latest_at, version, chain_index, parent_id, superseded_by, reason,
+        token, worker, lease_until, cancel_requested, errors, result, progress, expires_at, partition,
+        replays, blockers, arrived, following
+    )
+    VALUES (
+        $1::text, $2::text, $3::text, $4::text, $5::text, $6::bigint, $7::bigint, $8::bigint, $9::bigint,
+        $10::text, $11::text, $12::bytea, $13::text, $14::text, $15::double precision, $16::bigint,
+        $17::bigint, $18::bigint, $19::bytea, $20::bytea, $21::bytea, $22::bigint, $23::bigint,
+        $24::double precision, $25::bigint, $26::bigint, $27::bigint, $28::bigint, $29::bigint, $30::text,
+        $31::text, $32::text, $33::bigint, $34::text, $35::bigint, $36::boolean, $37::text, $38::text,
+        $39::text, $40::bigint, $41::text, $42::bigint, $43::text, $44::text, $45::text
+    )
+    ON CONFLICT DO NOTHING
+    RETURNING true
+)
+SELECT
+    $1::text,
+    (SELECT row_to_json(job)::text FROM onejob_jobs AS job WHERE job.held_key = $20::bytea),
+    (SELECT row_to_json(job)::text FROM onejob_jobs AS job WHERE job.next_key = $20::bytea),
+    (SELECT true FROM onejob_jobs AS job WHERE job.id = $1::text)
+WHERE NOT EXISTS (SELECT 1 FROM inserted);
 
 -- ── deciding under locks: a statement that waited keeps its old snapshot, so lock, then read in the next ──
 
@@ -514,9 +542,11 @@ WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 -- name: start_job
 -- What a start changes. The fewer columns are named, the less is sent.
 UPDATE onejob_jobs SET
-    state = new.state, attempt = new.attempt, started_at = new.started_at, token = new.token, worker =
-    new.worker, lease_until = new.lease_until
-FROM json_populate_recordset(NULL::onejob_jobs, $1::text::json) AS new
+    state = new.state, attempt = new.attempt, started_at = new.started_at, token = new.token,
+    worker = new.worker, lease_until = new.lease_until
+FROM json_to_recordset($1::text::json) AS new (
+    id text, state text, attempt bigint, started_at bigint, token bigint, worker text, lease_until bigint
+)
 WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 
 -- name: end_job
@@ -524,7 +554,10 @@ WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 UPDATE onejob_jobs SET
     state = new.state, finished_at = new.finished_at, held_key = new.held_key, reason = new.reason,
     worker = new.worker, lease_until = new.lease_until, result = new.result
-FROM json_populate_recordset(NULL::onejob_jobs, $1::text::json) AS new
+FROM json_to_recordset($1::text::json) AS new (
+    id text, state text, finished_at bigint, held_key bytea, reason text, worker text, lease_until bigint,
+    result text
+)
 WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 
 -- name: delete_job

@@ -142,11 +142,16 @@ class SQLiteStore:
 
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs; look first, so that an idle worker takes no lock."""
-        sure = wanted.expects and wanted.limited  # results that make room are written before
-        if not sure and not await self._read(partial(flows.anything_due, wanted)):
+        if not await self._read(partial(flows.anything_due, wanted)):
             return []
         leased: list[Job] = await self._submit(partial(flows.lease, wanted))
         return leased
+
+    async def turn(self, steps: Sequence[Step], wanted: Lease) -> tuple[list[Any], list[Job]]:
+        """Run steps and start due jobs in one commit."""
+        answers, jobs = await self._submit(partial(flows.turn, steps, wanted))
+        self._bell.ring()
+        return answers, jobs
 
     def tally(self, tallies: Sequence[Tally]) -> None:
         """Add to the counters."""

@@ -48,6 +48,23 @@ INSERT INTO onejob_jobs VALUES (
     ?, ?, ?, ?, ?, ?
 );
 
+-- name: insert_plain_job
+-- The same for a job that has only what most jobs have when they are new. A NULL takes the sqlite3 module as long
+-- as ten numbers, so what is not there is not named.
+INSERT INTO onejob_jobs (
+    id, namespace, task, queue, state, priority, run_at, place, created_at, args, meta, payload_digest, retry,
+    chain_id, key, held_key, holds, traits, held_at, chain_index, parent_id, following,
+    attempt, token, cancel_requested, errors
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, X'5B5D');
+
+-- name: insert_plain_job_if_free
+INSERT INTO onejob_jobs (
+    id, namespace, task, queue, state, priority, run_at, place, created_at, args, meta, payload_digest, retry,
+    chain_id, key, held_key, holds, traits, held_at, chain_index, parent_id, following,
+    attempt, token, cancel_requested, errors
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, X'5B5D')
+ON CONFLICT (held_key) WHERE held_key IS NOT NULL DO NOTHING;
+
 -- name: insert_job_if_free
 -- A new job whose key nobody holds: one statement, one commit.
 INSERT INTO onejob_jobs VALUES (

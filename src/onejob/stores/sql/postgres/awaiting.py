@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection, AsyncRawCursor
-from psycopg.rows import tuple_row
+from psycopg import AsyncConnection
 
 from onejob.stores.contract import Step
 from onejob.stores.lane import GROUP, deliver
 from onejob.stores.sql.flows import Ask
 from onejob.stores.sql.postgres.flows import Talk
-from onejob.stores.sql.postgres.wire import SQL
+from onejob.stores.sql.postgres.voice import Voice
 from onejob.stores.sql.rows import Row
 
 Admit = Callable[[Sequence[Step]], Talk[list[Any]]]
@@ -33,13 +32,15 @@ class Unconnected(Exception):
 class Admissions:
     """The admissions of one event loop, over one connection."""
 
-    def __init__(self, url: str, settings: dict[str, Any], admit: Admit) -> None:
+    def __init__(self, url: str, settings: dict[str, Any], first: Sequence[Ask], admit: Admit) -> None:
         self._url = url
         self._settings = settings
+        self._first = first  # what is said once over every connection
         self._admit = admit
         self._busy = False
         self._waiting: list[Waiting] = []
-        self._cursor: AsyncRawCursor[Any] | None = None
+        self._connection: AsyncConnection[Any] | None = None
+        self._voice: Voice | None = None
         self._finish: Callable[[], object] = _nothing
 
     async def apply(self, steps: Sequence[Step]) -> list[Any]:
@@ -75,35 +76,65 @@ class Admissions:
         try:
             asks = next(talk)
             while True:
-                asks = talk.send([await self._ask(one) for one in asks])
+                asks = talk.send(await self._ask_all(asks))
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
-    async def _ask(self, question: Ask) -> list[Row]:
-        cursor = self._cursor or await self._connect()
+    async def _ask_all(self, asks: Sequence[Ask]) -> list[list[Row]]:
+        voice = self._voice or await self._connect()
         try:
-            await cursor.execute(SQL[question.name], question.parameters, binary=True)
-            return list(await cursor.fetchall())
+            await exchange(voice, asks)
         except BaseException as error:
-            if not isinstance(error, psycopg.Error) or cursor.connection.closed:
-                self.close()  # nobody knows how far it got: the same again, elsewhere, finds out
-            if isinstance(error, psycopg.Error) and cursor.connection.closed:
+            self.close()  # nobody knows how far it got: the same again, elsewhere, finds out
+            if isinstance(error, psycopg.Error):
                 raise Unconnected from error
             raise
+        return voice.answers()
 
-    async def _connect(self) -> AsyncRawCursor[Any]:
+    async def _connect(self) -> Voice:
         try:
             connection = await AsyncConnection.connect(self._url, **self._settings)
+            voice = Voice(connection)
+            if self._first:
+                await exchange(voice, self._first)
         except psycopg.Error as error:
             raise Unconnected from error
+        self._connection = connection
         self._finish = weakref.finalize(self, connection.pgconn.finish)
-        self._cursor = AsyncRawCursor(connection, row_factory=tuple_row)
-        return self._cursor
+        self._voice = voice
+        return voice
 
     def close(self) -> None:
         """Close the connection, whether or not its loop still runs."""
         self._finish()  # before anything lets go of the connection
-        self._cursor = None
+        self._connection = self._voice = None
+
+
+async def exchange(voice: Voice, asks: Sequence[Ask]) -> None:
+    """Say a batch on the running loop, and hear all of its answers."""
+    loop = asyncio.get_running_loop()
+    if not voice.say(asks):
+        done = loop.create_future()
+        loop.add_writer(voice.socket, go_on, voice.send, done)
+        try:
+            await done
+        finally:
+            loop.remove_writer(voice.socket)
+    done = loop.create_future()
+    loop.add_reader(voice.socket, go_on, voice.hear, done)
+    try:
+        await done
+    finally:
+        loop.remove_reader(voice.socket)
+
+
+def go_on(act: Callable[[], bool], done: asyncio.Future[None]) -> None:
+    """Do what can be done now; tell if that was all, or was not to be done."""
+    try:
+        if not done.done() and act():
+            done.set_result(None)
+    except psycopg.Error as error:
+        done.set_exception(error)
 
 
 class Closing(Protocol):

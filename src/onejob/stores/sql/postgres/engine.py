@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -11,27 +11,28 @@ from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import Connection
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from onejob.errors import AdmissionBusy, StoreUnavailable
 from onejob.forks import generation
-from onejob.stores.contract import Step, utcnow
+from onejob.job import Job
+from onejob.stores.contract import Lease, Step, utcnow
 from onejob.stores.lane import Closed, Lane
 from onejob.stores.sql.flows import Ask
 from onejob.stores.sql.postgres import flows
 from onejob.stores.sql.postgres.awaiting import Admissions, Loops, Unconnected
 from onejob.stores.sql.postgres.faults import LOCK_TIMEOUT, is_race, sqlstate, translated, unavailable
-from onejob.stores.sql.postgres.flows import LATER, Moved, Patience, Rises, Settled, Talk, converse
+from onejob.stores.sql.postgres.flows import LATER, Moved, Now, Patience, Rises, Settled, Talk, converse
 from onejob.stores.sql.postgres.schema import prepare_schema
 from onejob.stores.sql.postgres.spare import Spare, SpareAwaited
-from onejob.stores.sql.postgres.wire import InDoubt, Line, ask, ask_all, transact
+from onejob.stores.sql.postgres.wire import InDoubt, Line, ask, transact
 from onejob.stores.sql.rows import instant
 
 T = TypeVar("T")
-Work = Callable[[Connection[Any]], T]
+Work = Callable[[Line], T]
+Plan = Callable[[Now, Patience, Collection[str]], Talk[Settled]]
 
-BRIEFLY = 50  # milliseconds that a group waits for somebody else's transaction before it goes on without
+BRIEFLY = Patience(50)  # for somebody else's transaction, before a group goes on without
 THREADS = 6
 CONNECTIONS = THREADS + 4  # besides the threads' own: the lane's, and some for blocking callers
 KEPT = 16  # connections at most, of threads and of each loop, that wait for a handler's next transaction
@@ -60,10 +61,12 @@ class Engine:
         self._greet(url)
         settings: dict[str, Any] = {"autocommit": True, "application_name": "onejob"}
         settings |= {"prepare_threshold": None} if self.pooled else {}
+        first = [] if self.pooled else introduction()
+        self._before = [Ask("lock_timeout", (BRIEFLY.text,))] if self.pooled else []
         kept = 0 if self.pooled else KEPT  # a pooler keeps them, and gives each transaction another
         self.spare = Spare(url, place, settings, kept=kept)
         self.spare_awaited = Loops(lambda: SpareAwaited(url, place, settings, kept=kept))
-        self._loops = Loops(lambda: Admissions(url, settings, self._hopes))
+        self._loops = Loops(lambda: Admissions(url, settings, first, self._hopes))
         self._pool = ConnectionPool(
             url,
             connection_class=Line,
@@ -71,7 +74,7 @@ class Engine:
             max_size=CONNECTIONS,
             timeout=max(timeout, 1.0),
             kwargs=settings,
-            configure=None if self.pooled else probe_only,
+            configure=None if self.pooled else introduce,
             name="onejob",
             open=True,
         )
@@ -99,9 +102,9 @@ class Engine:
             self.run(self._set_clock)
         return utcnow() + self._offset
 
-    def _set_clock(self, connection: Connection[Any]) -> None:
+    def _set_clock(self, line: Line) -> None:
         before = utcnow()
-        [[micros]] = ask(connection, Ask("clock"))
+        [[micros]] = line.ask(Ask("clock"))
         after = utcnow()
         server = instant(micros)
         assert server is not None  # a clock always tells the time
@@ -134,7 +137,7 @@ class Engine:
 
     def _hopes(self, steps: Sequence[Step]) -> Talk[list[Any]]:
         """Hope, and tell others of what is new."""
-        answers, wrote = yield from flows.admit(steps, self.now(), Patience(BRIEFLY))
+        answers, wrote = yield from flows.admit(steps, self.now(), self._before)
         if wrote:
             self._changed()
         return answers
@@ -153,7 +156,7 @@ class Engine:
 
     def apply_now(self, steps: Sequence[Step]) -> list[Any]:
         """Run steps in order on this thread; LATER stands for those that must be waited for."""
-        patience = Patience(BRIEFLY, skips_locked=True)
+        patience = BRIEFLY._replace(skips_locked=True)
         answers = self._hope(steps)
         later = [step for step, answer in zip(steps, answers, strict=True) if answer is LATER]
         if later:
@@ -169,36 +172,47 @@ class Engine:
 
     def _settle_briefly(self, steps: Sequence[Step], patience: Patience) -> list[Any]:
         try:
-            return self.settle(steps, patience)
+            return self.settle(partial(flows.settle, steps), patience)
         except AdmissionBusy:  # one of them is: which one shows when each is tried alone
             return [LATER for _ in steps]
+
+    def turn(self, steps: Sequence[Step], wanted: Lease) -> tuple[list[Any], list[Job]]:
+        """Run steps and lease in one transaction; LATER stands for steps that must be waited for."""
+        try:
+            answers, jobs = self.settle(
+                partial(flows.turn, steps, wanted), BRIEFLY._replace(skips_locked=True)
+            )
+        except AdmissionBusy:
+            return [LATER for _ in steps], []
+        self._changed()
+        return answers, jobs
 
     def settle_alone(self, steps: Sequence[Step]) -> list[Any]:
         """Run steps one after the other, waiting for other transactions as long as the app allows."""
         answers: list[Any] = []
         for step in steps:
             try:
-                answers += self.settle([step], Patience(int(self._timeout * 1000)))
+                answers += self.settle(partial(flows.settle, [step]), Patience(int(self._timeout * 1000)))
             except AdmissionBusy as busy:
                 answers.append(busy)
         return answers
 
-    def settle(self, steps: Sequence[Step], patience: Patience) -> list[Any]:
+    def settle(self, plan: Plan, patience: Patience) -> list[Any]:
         """Decide steps under locks, again if somebody was quicker."""
         ends = time.monotonic() + self._timeout
         rises: frozenset[str] = frozenset()
         while True:
             try:
-                return self._settle_once(steps, patience, rises)
+                return self._settle_once(plan, patience, rises)
             except Rises as rising:
                 rises |= rising.ids
             except (Moved, psycopg.Error) as race:
                 if time.monotonic() > ends:
                     raise outrun(self.place) from race
 
-    def _settle_once(self, steps: Sequence[Step], patience: Patience, rises: frozenset[str]) -> list[Any]:
-        plan = partial(flows.settle, steps, self.now, patience, rises)
-        answers, writes = self.run(lambda connection: transact(connection, plan(), patience))
+    def _settle_once(self, plan: Plan, patience: Patience, rises: frozenset[str]) -> list[Any]:
+        talk = partial(plan, self.now, patience, rises)
+        answers, writes = self.run(lambda line: transact(line, talk(), patience))
         if writes:
             self._changed()
         return answers
@@ -207,14 +221,24 @@ class Engine:
 
     def talk(self, plan: Callable[[], Talk[T]]) -> T:
         """Carry on a talk whose batches need no common transaction."""
-        return self.run(lambda connection: converse(plan(), partial(ask_all, connection)))
+        return self.run(lambda line: converse(plan(), line.ask_all))
+
+    def talk_patiently(self, plan: Callable[[], Talk[T]]) -> T:
+        """Do the same, again if somebody had locked what it reads, such as who changes a table."""
+        ends = time.monotonic() + self._timeout
+        while True:
+            try:
+                return self.talk(plan)
+            except AdmissionBusy:
+                if time.monotonic() > ends:
+                    raise
 
     def transact(self, plan: Callable[[], Talk[Settled]]) -> Any:
         """Carry on a talk in one transaction, again if somebody was quicker; give its one answer."""
         ends, patience = time.monotonic() + self._timeout, Patience(int(self._timeout * 1000))
         while True:
             try:
-                [answer], _ = self.run(lambda connection: transact(connection, plan(), patience))
+                [answer], _ = self.run(lambda line: transact(line, plan(), patience))
             except (Moved, psycopg.Error) as race:
                 if time.monotonic() > ends:
                     raise outrun(self.place) from race
@@ -263,9 +287,17 @@ class Engine:
         self._pool.close()
 
 
-def probe_only(connection: Connection[Any]) -> None:
-    """Keep the planner from bitmap scans: they read what is dead again until a vacuum comes."""
-    ask(connection, Ask("no_bitmaps"))
+def introduction() -> list[Ask]:
+    """List what a connection is told once, if it is ours alone: to wait briefly, and to scan no bitmaps.
+
+    Such scans read what is dead again until a vacuum comes.
+    """
+    return [Ask("no_bitmaps"), Ask("brief_locks", (BRIEFLY.text,))]
+
+
+def introduce(line: Line) -> None:
+    """Tell a new connection how we mean to use it."""
+    line.ask_all(introduction())
 
 
 class Broken(Exception):

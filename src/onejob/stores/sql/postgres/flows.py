@@ -11,7 +11,7 @@ or key within each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -29,6 +29,7 @@ from onejob.stores.sql.postgres.records import (
     read_record,
     record_of_mark,
     record_of_tally,
+    row_of,
     shape_of,
 )
 from onejob.stores.sql.rows import Row, micros, read_job, read_mark
@@ -105,46 +106,73 @@ def answered(talk: Talk[None], answers: list[list[Row]]) -> Sequence[Ask] | None
         return None
 
 
+def preceded(before: Sequence[Ask], talk: Talk[T]) -> Talk[T]:
+    """Carry on a talk whose first batch follows statements that nobody needs the answers of."""
+    try:
+        asks = next(talk)
+        answers = (yield [*before, *asks])[len(before) :]
+        while True:
+            answers = yield talk.send(answers)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
 # ── admission, hoping ─────────────────────────────────────────────────────────────────────────────
 
 
-def admit(steps: Sequence[Step], now: datetime, patience: Patience) -> Talk[tuple[list[Any], bool]]:
-    """Insert what is new, answer what changes nothing; LATER stands for all else. Tell if a job is new."""
+def admit(steps: Sequence[Step], now: datetime, before: Sequence[Ask] = ()) -> Talk[tuple[list[Any], bool]]:
+    """Insert what is new, answer what changes nothing; LATER stands for all else. Tell if a job is new.
+
+    `before` is said first, in the same transaction.
+    """
+    hopes = dict(hopeful(steps, now))
+    rows = (yield [*before, insertion([hope.inserts[0] for hope in hopes.values()])])[-1] if hopes else []
+    if not rows and len(hopes) == len(steps):
+        return [hope.answer for hope in hopes.values()], True
+    return answer_all(steps, now, hopes, {job_id: others for job_id, *others in rows})
+
+
+def insertion(jobs: Sequence[Job]) -> Ask:
+    """Ask for jobs to be inserted whose keys are free."""
+    return Ask("admit_one", row_of(jobs[0])) if len(jobs) == 1 else Ask("admit", (array(map(WHOLE, jobs)),))
+
+
+def answer_all(
+    steps: Sequence[Step], now: datetime, hopes: Mapping[int, Changes], refused: Mapping[str, Sequence[Any]]
+) -> tuple[list[Any], bool]:
+    """Answer each step by what became of its hope, or of those before it."""
     book, unseen = Book(), set[bytes | None]()
-    made = yield from insert(dict(hopeful(steps, now)), book, unseen, patience)
+    made = {index: take_in(book, unseen, hope, refused) for index, hope in hopes.items()}
     answers: list[Any] = []
     for index, step in enumerate(steps):
-        if index in made:
-            answers.append(made[index])
+        if made.get(index):
+            answers.append(hopes[index].answer)
         elif needs_locks(step, unseen) or (answer := foresee(book, step, now)) is LATER:
             answers.append(LATER)
             unseen.add(step.key)  # so that what comes after it comes after it
         else:
             answers.append(answer)
-    return answers, bool(made)
+    return answers, any(made.values())
 
 
-def insert(
-    hopes: Mapping[int, Changes], book: Book, unseen: set[bytes | None], patience: Patience
-) -> Talk[dict[int, Any]]:
-    """Insert the jobs whose keys are free and answer for those; the book takes who stood in the others' way.
+def take_in(
+    book: Book, unseen: set[bytes | None], hope: Changes, refused: Mapping[str, Sequence[Any]]
+) -> bool:
+    """Take a job into the book, or those who stood in its way; tell whether it was inserted.
 
     `unseen` takes the keys that changed hands meanwhile, so that nobody was seen to stand for them.
     """
-    if not hopes:
-        return {}
-    jobs = [changes.inserts[0] for changes in hopes.values()]
-    [rows] = yield [Ask("admit", (array(map(WHOLE, jobs)), patience.text))]
-    refused = {job_id: others for job_id, *others in rows}
-    made: dict[int, Any] = {}
-    for index, job in zip(hopes, jobs, strict=True):
-        *standing, there = refused.get(job.id, INSERTED)
-        if there:  # by this statement, or by an earlier try whose answer was lost
-            book.put(job)
-            made[index] = hopes[index].answer
-        elif not take_in(book, standing):
-            unseen.add(job.key)
-    return made
+    [job] = hope.inserts
+    *standing, there = refused.get(job.id, INSERTED)
+    if there:  # by this statement, or by an earlier try whose answer was lost
+        book.put(job)
+        return True
+    found = [read_record(record) for record in standing if record is not None]
+    for other in found:
+        book.put(other)
+    if not found:
+        unseen.add(job.key)
+    return False
 
 
 def hopeful(steps: Sequence[Step], now: datetime) -> Iterator[tuple[int, Changes]]:
@@ -165,14 +193,6 @@ def hopeful(steps: Sequence[Step], now: datetime) -> Iterator[tuple[int, Changes
 def needs_locks(step: Step, keys: Collection[bytes | None]) -> bool:
     """Tell whether a step reads more than one statement shows, or comes after one that must wait."""
     return step.job_id is not None or step.marks or step.key in keys or step.queue is not None
-
-
-def take_in(book: Book, standing: Iterable[str | None]) -> bool:
-    """Take those who stood in a job's way into the book; False if nobody was seen."""
-    found = [read_record(record) for record in standing if record is not None]
-    for job in found:
-        book.put(job)
-    return bool(found)
 
 
 def foresee(book: Book, step: Step, now: datetime) -> Any:
@@ -360,11 +380,25 @@ def some(name: str, records: Sequence[Any]) -> Iterator[Ask]:
 # ── leasing ───────────────────────────────────────────────────────────────────────────────────────
 
 
+def turn(
+    steps: Sequence[Step], wanted: Lease, now: Now, patience: Patience, rises: Collection[str] = ()
+) -> Talk[Settled]:
+    """Settle steps, and start what they make room for. Queues are locked first, as by whoever leases."""
+    answers, writes = yield from preceded(queue_locks(wanted), settle(steps, now, patience, rises))
+    [jobs], starts = yield from preceded(writes, lease(wanted, now))
+    return Settled([answers, jobs], starts)
+
+
+def queue_locks(wanted: Lease) -> list[Ask]:
+    """Lock the queues from which starts must be counted."""
+    return [Ask("lock_queue", (wanted.namespace, queue)) for queue in wanted.limited]
+
+
 def lease(wanted: Lease, now: Now) -> Talk[Settled]:
     """Make due jobs available, then start the best that nobody else is about to start."""
     timed_due = Ask("timed_due", (micros(now()), MATURED_AT_ONCE))
     start = partial(begin, wanted=wanted, now=now)
-    locks = [Ask("lock_queue", (wanted.namespace, queue)) for queue in wanted.limited]
+    locks = queue_locks(wanted)
     counted = bool(wanted.shares or wanted.rates)
     # As is usual, nothing becomes due by time, and only active jobs must be counted: all in one batch.
     answers = yield [*locks, timed_due, *([] if counted else flows.offers(wanted))]

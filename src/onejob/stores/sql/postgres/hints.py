@@ -14,13 +14,12 @@ from contextlib import suppress
 from typing import Any
 
 import psycopg
-from psycopg import Connection
 
 from onejob.errors import StoreError
 from onejob.stores.bell import Bell
 from onejob.stores.lane import Closed
 from onejob.stores.sql.flows import Ask
-from onejob.stores.sql.postgres.wire import ask
+from onejob.stores.sql.postgres.wire import Line, ask
 
 GAP = 0.005  # seconds between two calls at least
 LOOK = 1.0  # seconds after which the listener sees whether it should end
@@ -30,7 +29,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 class Herald:
     """Tells other processes that something has changed."""
 
-    def __init__(self, run: Callable[[Callable[[Connection[Any]], Any]], Any]) -> None:
+    def __init__(self, run: Callable[[Callable[[Line], Any]], Any]) -> None:
         self.name = os.urandom(8).hex()
         self._run = run
         self._news = threading.Event()
@@ -50,7 +49,7 @@ class Herald:
                 return
             self._news.clear()
             with suppress(StoreError, psycopg.Error, Closed):
-                self._run(lambda connection: ask(connection, Ask("notify", (self.name,))))
+                self._run(lambda line: line.ask(Ask("notify", (self.name,))))
             time.sleep(GAP)
 
     def close(self) -> None:

@@ -22,7 +22,8 @@ from onejob.stores.sql.flows import Ask
 from onejob.stores.sql.postgres import flows
 from onejob.stores.sql.postgres.faults import UNDEFINED_TABLE, UNIQUE, is_race, sqlstate, translated
 from onejob.stores.sql.postgres.flows import Moved, Now, Patience, Rises, Settled, Talk
-from onejob.stores.sql.postgres.wire import SQL, TEXTS, ask
+from onejob.stores.sql.postgres.voice import SQL, TEXTS
+from onejob.stores.sql.postgres.wire import ask
 from onejob.stores.sql.rows import Row
 
 T = TypeVar("T")

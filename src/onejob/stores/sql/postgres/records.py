@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from onejob.job import Job, Mark
+from onejob.job import Job, Mark, alter
 from onejob.stores.contract import Tally
-from onejob.stores.sql.rows import micros, read_job, write_retry
+from onejob.stores.sql.rows import Row, micros, read_job, write_job, write_retry
 
 Write = Callable[[Any], Any]
 
@@ -90,6 +90,14 @@ def shape_of(old: Job | None, new: Job) -> tuple[str, Shape]:
         if changed <= ENDED.names:
             return "end_job", ENDED
     return "update_job", CHANGED
+
+
+def row_of(job: Job) -> Row:
+    """Make the parameters of a job, column by column."""
+    if job.partition or job.reason or job.worker:
+        texts = {name: getattr(job, name) for name in ("partition", "reason", "worker")}
+        job = alter(job, **{name: text and legible(text) for name, text in texts.items()})
+    return write_job(job)
 
 
 def record_of_mark(mark: Mark) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from psycopg import Connection
 from onejob.errors import SchemaMismatch
 from onejob.stores.contract import Schema
 from onejob.stores.sql.flows import Ask
-from onejob.stores.sql.postgres.wire import TEXTS, ask
+from onejob.stores.sql.postgres.voice import TEXTS
+from onejob.stores.sql.postgres.wire import ask
 from onejob.stores.sql.rows import micros
 from onejob.stores.sql.statements import migrations
 

@@ -16,7 +16,7 @@ from psycopg.rows import tuple_row
 
 from onejob.forks import generation
 from onejob.stores.sql.postgres.faults import unavailable
-from onejob.stores.sql.postgres.wire import SQL
+from onejob.stores.sql.postgres.voice import SQL
 
 C = TypeVar("C")
 

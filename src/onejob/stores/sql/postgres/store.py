@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from psycopg import AsyncConnection, Connection
 
+from onejob.errors import AdmissionBusy
 from onejob.forks import generation
 from onejob.job import Job, View
 from onejob.limits import Rate
@@ -38,7 +39,6 @@ from onejob.stores.sql.postgres.hints import Herald, Listener
 from onejob.stores.sql.postgres.schema import script_after
 
 T = TypeVar("T")
-SETTLING = 0.05  # seconds for which a lease waits for results that make room
 POLL = 0.5  # seconds between two looks while nobody can tell us of changes
 
 
@@ -68,7 +68,6 @@ class PostgresStore:
         self._engine: Engine | None = None
         self._herald: Herald | None = None
         self._listener: Listener | None = None
-        self._settling: set[asyncio.Future[Any]] = set()
 
     def __repr__(self) -> str:
         """Name the store without its password."""
@@ -80,10 +79,7 @@ class PostgresStore:
         """Run steps in statements that they share with whoever else is waiting."""
         if not steps:
             return []
-        applying = asyncio.ensure_future(self._await(lambda engine: engine.apply(steps)))
-        self._settling.add(applying)
-        applying.add_done_callback(self._settling.discard)
-        answers: list[Any] = await applying
+        answers: list[Any] = await self._await(lambda engine: engine.apply(steps))
         if LATER in answers:
             answers = await self._in_thread(partial(wait_for_the_rest, steps, answers))
         return answers
@@ -136,14 +132,18 @@ class PostgresStore:
 
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs that nobody else is about to start; lock no queue that looks full."""
-        if wanted.expects and wanted.limited and self._settling:
-            await asyncio.wait(list(self._settling), timeout=SETTLING)
-        elif wanted.limited and not await self._read(lambda e: common.anything_due(wanted, e.now())):
+        if wanted.limited and not await self._read(lambda e: common.anything_due(wanted, e.now())):
             return []
         leased: list[Job] = await self._in_thread(
             lambda engine: engine.transact(lambda: flows.lease(wanted, engine.now))
         )
         return leased
+
+    async def turn(self, steps: Sequence[Step], wanted: Lease) -> tuple[list[Any], list[Job]]:
+        """Run steps and start due jobs in one transaction."""
+        answers, jobs = await self._in_thread(lambda engine: engine.turn(steps, wanted))
+        busy = AdmissionBusy(f"{self._address.place}: somebody's transaction relies on this job.")
+        return [busy if answer is LATER else answer for answer in answers], jobs
 
     def tally(self, tallies: Sequence[Tally]) -> None:
         """Add to the counters."""
@@ -197,7 +197,7 @@ class PostgresStore:
         return await self._read(lambda engine: common.next_due(namespace, rates, engine.now()))
 
     async def _read(self, flow: Callable[[Engine], Flow[T]]) -> T:
-        return await self._in_thread(lambda engine: engine.talk(lambda: one_by_one(flow(engine))))
+        return await self._in_thread(lambda engine: engine.talk_patiently(lambda: one_by_one(flow(engine))))
 
     # ── hints ─────────────────────────────────────────────────────────────────────────────────────
 

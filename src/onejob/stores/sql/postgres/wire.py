@@ -1,23 +1,20 @@
-"""Statements on a psycopg connection: one, or a batch that is sent together."""
+"""Statements on a thread: in batches over a connection of ours, one by one over somebody else's."""
 
 from __future__ import annotations
 
+import select
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-import psycopg
 from psycopg import Connection, RawCursor
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from onejob.stores.sql.flows import Ask
-from onejob.stores.sql.postgres.flows import Patience, Settled, Talk, converse
+from onejob.stores.sql.postgres.flows import Patience, Settled, Talk, converse, preceded
+from onejob.stores.sql.postgres.voice import SQL, Voice
 from onejob.stores.sql.rows import Row
-from onejob.stores.sql.statements import statements
-
-TEXTS = statements("postgres")
-SQL = {name: text.encode() for name, text in TEXTS.items()}
 
 
 class InDoubt(Exception):
@@ -25,108 +22,73 @@ class InDoubt(Exception):
 
 
 class Line(Connection[Any]):
-    """A connection with a cursor of its own: making one takes longer than many a statement.
-
-    It knows which statements the server has prepared for it. In a batch that fails, what comes after the
-    failure would not be prepared, but the driver would believe it: so only known statements go in batches.
-    """
+    """A connection of the store's own, over which a thread says batches of statements."""
 
     @cached_property
-    def own(self) -> RawCursor[Any]:
-        """The cursor for one statement after the other."""
-        return RawCursor(self, row_factory=tuple_row)
+    def _voice(self) -> Voice:
+        return Voice(self)
 
     @cached_property
-    def known(self) -> set[str]:
-        """The names of the statements that are prepared."""
-        return set()
+    def _socket(self) -> select.poll:
+        return select.poll()
 
-    def can_batch(self, asks: Sequence[Ask]) -> bool:
-        """Tell whether these may be sent together: they are prepared, or nothing ever is."""
-        return self.prepare_threshold is None or all(one.name in self.known for one in asks)
+    def ask_all(self, asks: Sequence[Ask]) -> list[list[Row]]:
+        """Run statements in order, sent together; the first that fails is what is raised."""
+        voice = self._voice
+        try:
+            sent = voice.say(asks)
+            while not sent:
+                self._until(select.POLLIN | select.POLLOUT)
+                sent = voice.send()
+            self._until(select.POLLIN)
+            while not voice.hear():
+                self._until(select.POLLIN)
+        except BaseException:
+            self.pgconn.finish()  # nobody knows how far it got
+            raise
+        return voice.answers()
 
+    def _until(self, event: int) -> None:
+        self._socket.register(self._voice.socket, event)
+        self._socket.poll()
 
-def send(cursor: RawCursor[Any], question: Ask) -> RawCursor[Any]:
-    """Run one statement; in a pipeline its rows come later."""
-    return cursor.execute(SQL[question.name], question.parameters or None, prepare=True, binary=True)
-
-
-def cursor_of(connection: Connection[Any]) -> RawCursor[Any]:
-    """Make a cursor that gives plain tuples, whatever the caller's row factory."""
-    return RawCursor(connection, row_factory=tuple_row)
-
-
-def rows_of(cursor: RawCursor[Any]) -> list[Row]:
-    """Fetch what a statement gave."""
-    result = cursor.pgresult  # `description` would describe every column, which costs more than the statement
-    return cursor.fetchall() if result is not None and result.nfields else []
+    def ask(self, question: Ask) -> list[Row]:
+        """Run one statement."""
+        [rows] = self.ask_all([question])
+        return rows
 
 
 def ask(connection: Connection[Any], question: Ask) -> list[Row]:
-    """Run one statement."""
-    if not isinstance(connection, Line):
-        return rows_of(send(cursor_of(connection), question))
-    rows = rows_of(send(connection.own, question))
-    connection.known.add(question.name)
-    return rows
+    """Run one statement on somebody else's connection, whatever its row factory."""
+    cursor = RawCursor(connection, row_factory=tuple_row)
+    cursor.execute(SQL[question.name], question.parameters or None, prepare=True, binary=True)
+    result = cursor.pgresult
+    return list(cursor.fetchall()) if result is not None and result.nfields else []
 
 
-def ask_all(connection: Connection[Any], asks: Sequence[Ask]) -> list[list[Row]]:
-    """Run statements in order, sent together."""
-    if len(asks) == 1 or not isinstance(connection, Line) or not connection.can_batch(asks):
-        return [ask(connection, one) for one in asks]
-    return [rows_of(cursor) for cursor in send_all(connection, asks)]
-
-
-def send_all(line: Line, asks: Sequence[Ask]) -> list[RawCursor[Any]]:
-    """Send statements together; the first that fails is what is raised."""
-    cursors = [cursor_of(line) for _ in asks]
-    failed: list[psycopg.Error] = []
-    try:
-        with line.pipeline():
-            try:
-                for cursor, one in zip(cursors, asks, strict=True):
-                    send(cursor, one)
-            except psycopg.Error as error:  # raised below: what ends the pipeline would hide it
-                failed.append(error)
-    except psycopg.Error as error:
-        failed.append(error)
-    if failed:
-        raise failed[0]
-    return cursors
-
-
-def transact(connection: Connection[Any], talk: Talk[Settled], patience: Patience) -> Settled:
+def transact(line: Line, talk: Talk[Settled], patience: Patience) -> Settled:
     """Carry on a talk in one transaction, and write what it decided."""
-    begun = False
-
-    def ask_inside(asks: Sequence[Ask]) -> list[list[Row]]:
-        nonlocal begun
-        if begun:
-            return ask_all(connection, asks)
-        begun = True
-        return ask_all(connection, [Ask("begin"), Ask("lock_timeout", (patience.text,)), *asks])[2:]
-
+    begin = [Ask("begin"), Ask("lock_timeout", (patience.text,))]
     try:
-        settled = converse(talk, ask_inside)
-        commit(connection, settled.writes)
+        settled = converse(preceded(begin, talk), line.ask_all)
+        commit(line, settled.writes)
     except BaseException:
-        undo(connection)
+        undo(line)
         raise
     return settled
 
 
-def commit(connection: Connection[Any], writes: Sequence[Ask]) -> None:
+def commit(line: Line, writes: Sequence[Ask]) -> None:
     """Write, and commit with it."""
     try:
-        ask_all(connection, [*writes, Ask("commit")])
+        line.ask_all([*writes, Ask("commit")])
     except BaseException as error:
-        if connection.broken:
+        if line.broken:
             raise InDoubt from error
         raise
 
 
-def undo(connection: Connection[Any]) -> None:
+def undo(line: Line) -> None:
     """Leave no transaction open, if the connection still lives."""
-    if not connection.closed and connection.info.transaction_status is not TransactionStatus.IDLE:
-        ask(connection, Ask("rollback"))
+    if not line.closed and line.pgconn.transaction_status is not TransactionStatus.IDLE:
+        line.ask(Ask("rollback"))
