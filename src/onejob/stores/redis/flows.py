@@ -82,16 +82,19 @@ class Sight:
 
     def view(self, step: Step, now: datetime) -> View:
         """Show a step what it names, as `Book.view` does."""
-        job = None if step.job_id is None or step.job_id not in self.jobs else self.jobs[step.job_id].job
+        job = None if step.job_id is None else self.job(step.job_id)
         if (step.key if job is None else job.key) is None:
             return View(now, job)
-        mark = None if self.mark is None else read_mark(self.mark)
-        marked = None if mark is None else self.job(mark.job)
-        return View(now, job, self.job(self.held), self.job(self.next), mark, marked)
+        holder = None if self.held is None else self.job(self.held)
+        successor = None if self.next is None else self.job(self.next)
+        if self.mark is None:
+            return View(now, job, holder, successor)
+        mark = read_mark(self.mark)
+        return View(now, job, holder, successor, mark, self.job(mark.job))
 
-    def job(self, job_id: str | None) -> Job | None:
+    def job(self, job_id: str) -> Job | None:
         """Give a job that was seen."""
-        seen = None if job_id is None else self.jobs.get(job_id)
+        seen = self.jobs.get(job_id)
         return None if seen is None else seen.job
 
     def book(self) -> Book:
@@ -420,19 +423,30 @@ def count_waiting(queues: Collection[tuple[str, str]], ground: Ground) -> Flow[d
 
 def admit(step: Step, ground: Ground) -> Flow[list[Any]]:
     """Apply one request, the shortest way: as if nobody stood for its key, unless somebody mostly does."""
+    sight = NOTHING
     if step.key is not None and ground.absorbed > MOSTLY:
-        sight = yield from peek(step.key, depth_of(step), ground)
-        if sight.held or sight.next or sight.mark:
-            return (yield from meet(step, sight, ground))
-    changes = act(step, View(ground.clock()))
-    if not is_entry(changes):
-        return (yield from apply_together([step], ground))
-    ask = entry(step, changes, ground)
-    reply = yield ask
-    if isinstance(reply, int):
-        ground.absorbed *= FADING
-        return [changes.answer]
-    return (yield from meet(step, read_sight(ground.buckets[ask.bucket], reply), ground))
+        place = ground.home(step.key)
+        sight = read_sight(place, (yield standing(step.key, depth_of(step), place)))
+    if not (sight.held or sight.next or sight.mark):
+        changes = act(step, View(ground.clock()))
+        if not is_entry(changes):
+            return (yield from apply_together([step], ground))
+        ask = entry(step, changes, ground)
+        reply = yield ask
+        if isinstance(reply, int):
+            ground.absorbed *= FADING
+            return [changes.answer]
+        sight = read_sight(ground.buckets[ask.bucket], reply)
+    changes = act(step, sight.view(step, ground.clock()))
+    if changes.updates or changes.inserts or changes.deletes or changes.mark:
+        return (yield from meet(step, sight, ground))
+    ground.absorbed = ground.absorbed * FADING + (1 - FADING)
+    return [changes.answer]
+
+
+def standing(key: bytes, depth: int, place: Bucket) -> Ask:
+    """Ask who stands for a key."""
+    return Ask(place.number, (FIRST, key, DEPTHS[depth]), "admit", place.standing)
 
 
 def entry(step: Step, changes: Changes, ground: Ground) -> Ask:
@@ -459,23 +473,12 @@ def entry(step: Step, changes: Changes, ground: Ground) -> Ask:
 
 
 def meet(step: Step, sight: Sight, ground: Ground) -> Flow[list[Any]]:
-    """Decide a request on who stands for its key; most often there is nothing to write."""
-    changes = act(step, sight.view(step, ground.clock()))
-    if not (changes.updates or changes.inserts or changes.deletes or changes.mark):
-        ground.absorbed = ground.absorbed * FADING + (1 - FADING)
-        return [changes.answer]
+    """Decide a request on who stands for its key, and write that."""
     group = Group(step.key)
     group.add(0, step)
     group.sight = sight
     yield from commit([group], ground)
     return list(group.answers)
-
-
-def peek(key: bytes, depth: int, ground: Ground) -> Flow[Sight]:
-    """See who stands for a key."""
-    place = ground.home(key)
-    reply = yield Ask(place.number, (FIRST, key, DEPTHS[depth]), "admit", place.standing)
-    return read_sight(place, reply)
 
 
 def arrange(steps: Sequence[Step], ground: Ground) -> Flow[list[Group]]:
