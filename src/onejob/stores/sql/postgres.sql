@@ -546,22 +546,19 @@ WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 -- name: start_job
 -- What a start changes. The fewer columns are named, the less is sent.
 UPDATE onejob_jobs SET
-    state = new.state, attempt = new.attempt, started_at = new.started_at, token = new.token,
+    state = 'active', attempt = new.attempt, started_at = new.started_at, token = new.token,
     worker = new.worker, lease_until = new.lease_until
 FROM json_to_recordset($1::text::json) AS new (
-    id text, state text, attempt bigint, started_at bigint, token bigint, worker text, lease_until bigint
+    id text, attempt bigint, started_at bigint, token bigint, worker text, lease_until bigint
 )
 WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 
--- name: end_job
--- What the end of a run changes.
+-- name: complete_job
+-- What the end of a run changes that went well.
 UPDATE onejob_jobs SET
-    state = new.state, finished_at = new.finished_at, held_key = new.held_key, reason = new.reason,
-    worker = new.worker, lease_until = new.lease_until, result = new.result
-FROM json_to_recordset($1::text::json) AS new (
-    id text, state text, finished_at bigint, held_key bytea, reason text, worker text, lease_until bigint,
-    result text
-)
+    state = 'completed', finished_at = new.finished_at, result = new.result,
+    held_key = NULL, reason = NULL, worker = NULL, lease_until = NULL
+FROM json_to_recordset($1::text::json) AS new (id text, finished_at bigint, result text)
 WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 
 -- name: delete_job
