@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from datetime import datetime
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -55,6 +56,8 @@ Plan = Callable[[datetime], Flow[Any]]
 """Makes the flow that is to be driven, once the time is known."""
 
 Ledger = list[tuple[str, Any]]
+UPDATES = frozenset({"update_job", "start_job", "complete_job"})  # the id is last in their rows
+INSERTS = frozenset({"insert_job", "insert_plain_job"})  # and first in these
 
 
 # ── steps ─────────────────────────────────────────────────────────────────────────────────────────
@@ -206,9 +209,17 @@ def waits(old: Job | None, new: Job | None) -> Ledger:
 
 def write(ledger: Ledger) -> Flow[None]:
     """Write the ledger in its order; neighbours of one kind go together."""
-    for name, entries in groupby(ledger, key=lambda entry: entry[0]):
+    for name, entries in groupby(arranged(ledger), key=itemgetter(0)):
         rows = [row for _, row in entries]
         yield Ask(name, rows[0]) if len(rows) == 1 else Ask(name, rows, many=True)
+
+
+def arranged(ledger: Ledger) -> Ledger:
+    """Let inserts come after updates, if no job is written twice: whoever takes a key still finds it free."""
+    updates = [entry for entry in ledger if entry[0] in UPDATES]
+    inserts = [entry for entry in ledger if entry[0] in INSERTS]
+    written = {row[-1] for _, row in updates} | {row[0] for _, row in inserts}
+    return updates + inserts if len(written) == len(ledger) else ledger
 
 
 # ── leasing ───────────────────────────────────────────────────────────────────────────────────────
