@@ -84,24 +84,25 @@ def settle(step: Step, now: datetime) -> Flow[Changes]:
 
 def foresee(step: Step, now: datetime) -> Flow[Changes]:
     """Tell what a step would change."""
-    if step.key is not None and is_simple(step):
-        rows = yield Ask("standing", (step.key,))
-        return attempt(step, shown(step.key, rows, now))
     book = Book()
     yield from load(book, [step])
     return attempt(step, book.view(step, now))
 
 
 def is_simple(step: Step) -> bool:
-    """Tell whether a step is settled by who stands for its key, and by nothing else."""
+    """Tell whether a step is settled by who stands for its key, if it has one, and by nothing else."""
     return not step.marks and step.job_id is None and step.queue is None
 
 
 def shown(key: bytes, rows: Sequence[Row], now: datetime) -> View:
     """Show who stands for a key, by their rows."""
-    jobs = [read_job(row) for row in rows]
-    holder = next((job for job in jobs if job.held_key == key), None)
-    return View(now, None, holder, next((job for job in jobs if job.next_key == key), None))
+    holder = successor = None
+    for job in map(read_job, rows):
+        if job.held_key == key:
+            holder = job
+        else:
+            successor = job
+    return View(now, None, holder, successor)
 
 
 def load(book: Book, steps: Sequence[Step]) -> Flow[None]:
