@@ -192,11 +192,8 @@ def commands_of(job: Job) -> list[list[Any]]:
     """List what our store writes for a new job: its record, its hold, its entries in the indexes."""
     from onejob.stores.redis import flows
 
-    ground = flows.Ground("onejob", 1, lambda: job.created_at, 0)
-    group = flows.Group(job.key)
-    group.depth = 1
-    plan = flows.compare(group, {job.id: job}, None, ground.buckets[0])
-    return [list(command) for command in plan.commands]
+    place = flows.Ground("onejob", 1, lambda: job.created_at, 0).buckets[0]
+    return [list(command) for command in flows.insertion(job, None, place).commands]
 
 
 class Row(NamedTuple):

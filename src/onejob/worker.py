@@ -252,8 +252,8 @@ class Worker:
             return False
         if not started:
             await self._pause(seen, idle=room > 0)
-        elif started == room:
-            await asyncio.sleep(0)  # let quick jobs end, so that the next lease is as large as it can be
+        else:
+            await asyncio.sleep(0)  # let them begin; quick ones end, so that the next lease is larger
         return True
 
     async def _lease_and_start(self, room: int) -> int:

@@ -82,16 +82,19 @@ class Sight:
 
     def view(self, step: Step, now: datetime) -> View:
         """Show a step what it names, as `Book.view` does."""
-        job = None if step.job_id is None or step.job_id not in self.jobs else self.jobs[step.job_id].job
+        job = None if step.job_id is None else self.job(step.job_id)
         if (step.key if job is None else job.key) is None:
             return View(now, job)
-        mark = None if self.mark is None else read_mark(self.mark)
-        marked = None if mark is None else self.job(mark.job)
-        return View(now, job, self.job(self.held), self.job(self.next), mark, marked)
+        holder = None if self.held is None else self.job(self.held)
+        successor = None if self.next is None else self.job(self.next)
+        if self.mark is None:
+            return View(now, job, holder, successor)
+        mark = read_mark(self.mark)
+        return View(now, job, holder, successor, mark, self.job(mark.job))
 
-    def job(self, job_id: str | None) -> Job | None:
+    def job(self, job_id: str) -> Job | None:
         """Give a job that was seen."""
-        seen = None if job_id is None else self.jobs.get(job_id)
+        seen = self.jobs.get(job_id)
         return None if seen is None else seen.job
 
     def book(self) -> Book:
@@ -129,6 +132,7 @@ def read_sight(place: Bucket, reply: Sequence[Any]) -> Sight:
     return Sight(jobs, held and held.decode(), following and following.decode(), mark, place, actual=True)
 
 
+NONE: Mapping[Any, Any] = MappingProxyType({})
 NOTHING = Sight()  # never changed: what a request guesses
 UNSEEN = (b"", b"----", b"-----")  # what the script writes where nothing is, by how much is shown
 
@@ -193,20 +197,20 @@ class Group:
 
     def __init__(self, key: bytes | None) -> None:
         self.key = key
-        self.ids: list[str] = []
-        self.steps: list[tuple[int, Step]] = []
+        self.ids: tuple[str, ...] = ()
+        self.steps: tuple[tuple[int, Step], ...] = ()
         self.depth = 0
         self.sight = NOTHING
-        self.limits: list[tuple[bytes, int, int]] = []  # counter, limit, and what is to be added
-        self.rates: dict[bytes, int] = {}  # set of starts, and how many it may have
-        self.depths: dict[tuple[str, str], int] = {}  # of the queues that steps name
-        self.answers: list[Any] = []
+        self.limits: tuple[tuple[bytes, int, int], ...] = ()  # counter, limit, and what is to be added
+        self.rates: Mapping[bytes, int] = NONE  # set of starts, and how many it may have
+        self.depths: dict[tuple[str, str], int] | None = None  # of the queues that steps name
+        self.answers: Sequence[Any] = ()
 
     def add(self, position: int, step: Step) -> None:
         """Take in a step."""
-        self.steps.append((position, step))
+        self.steps += ((position, step),)
         if step.job_id is not None and step.job_id not in self.ids:
-            self.ids.append(step.job_id)
+            self.ids += (step.job_id,)
         self.depth = max(self.depth, depth_of(step))
 
     def show(self, sight: Sight) -> None:
@@ -232,21 +236,30 @@ class Group:
         return b"".join(parts)
 
 
-class Plan(NamedTuple):
-    """What deciding a group has come to: what to write, and what there will then be to see."""
+class Trace(NamedTuple):
+    """By what a write is known when it is answered, and what there will then be to see."""
 
     place: Bucket
+    revision: bytes = b""
+    after: Sight | None = None
+
+
+class Plan(NamedTuple):
+    """What deciding a group has come to: what to write, and what will be left of it."""
+
+    trace: Trace
     fresh: Sequence[bytes] = ()
     commands: Sequence[Command] = ()
     counters: Sequence[tuple[Counter, int]] = ()
-    after: Sight | None = None
-    revision: bytes = b""
     rings: bool = False
 
 
 def decide(group: Group, ground: Ground, now: datetime) -> Plan:
     """Run a group's steps on what was seen, and collect what must be written."""
     sight, changes = group.sight, run(group, now)
+    if sight is NOTHING and len(changes) == 1 and is_entry(changes[0]):
+        [job] = changes[0].inserts
+        return insertion(job, changes[0].mark, ground.home(job.key or job.id))
     written: dict[str, Job | None] = {}
     mark = None
     for one in changes:
@@ -256,7 +269,7 @@ def decide(group: Group, ground: Ground, now: datetime) -> Plan:
             written[job_id] = None
         mark = one.mark or mark
     place = sight.place or ground.home(group.key or next(iter(written), ""))
-    return compare(group, written, mark, place) if written or mark else Plan(place)
+    return compare(group, written, mark, place) if written or mark else Plan(Trace(place))
 
 
 def run(group: Group, now: datetime) -> list[Changes]:
@@ -264,7 +277,7 @@ def run(group: Group, now: datetime) -> list[Changes]:
     changes: list[Changes] = []
     if len(group.steps) > 1 or group.depths:
         book = group.sight.book()
-        book.depths = group.depths
+        book.depths = group.depths or {}
         group.answers = [book.run(step, now, changes.append) for _, step in group.steps]
     else:
         [(_, step)] = group.steps
@@ -281,10 +294,30 @@ def act(step: Step, view: View) -> Changes:
         return Changes(refusal)
 
 
+def is_entry(changes: Changes) -> bool:
+    """Tell whether all that is to be written is one new job, which waits for nobody of its key."""
+    if len(changes.inserts) != 1 or changes.updates or changes.deletes:
+        return False
+    [job] = changes.inserts
+    return job.state in WAITING and job.next_key is None
+
+
+def insertion(job: Job, mark: Mark | None, place: Bucket) -> Plan:
+    """Write a job where nothing is."""
+    name = job.id.encode()
+    commands: list[Command] = [("HSET", place.jobs, name, write_job(job, new_revision()))]
+    if job.held_key is not None:
+        commands.append(("HSET", place.held, job.held_key, name))
+    if mark is not None and mark.job:
+        commands.append(("HSET", place.marks, mark.key, write_mark(mark)))
+    commands += [("ZADD", index, *entry) for index, entry in layout.entries(place, job, name).items()]
+    counters = [(counter, 1) for counter in layout.counters(place, job)]
+    return Plan(Trace(place), (name,), commands, counters, job.state in RINGING)
+
+
 def compare(group: Group, written: Mapping[str, Job | None], mark: Mark | None, place: Bucket) -> Plan:
     """Collect what must be written to get from what was seen to this."""
     sight, revision = group.sight, new_revision()
-    after = Sight(dict(sight.jobs), sight.held, sight.next, sight.mark, place)
     commands: list[Command] = []
     counted: dict[Counter, int] = {}
     fresh, rings = [], False
@@ -293,20 +326,22 @@ def compare(group: Group, written: Mapping[str, Job | None], mark: Mark | None, 
         if job is old:
             continue
         if job is None:
-            del after.jobs[job_id]
             commands.append(("HDEL", place.jobs, name))
         else:
-            after.jobs[job_id] = Seen(revision, job)
             commands.append(("HSET", place.jobs, name, write_job(job, revision)))
             rings = rings or job.state in RINGING
         if old is None:
             fresh.append(name)
         commands += layout.moves(place, old, job, name)
         recount(place, old, job, counted)
+    after = then(group, written, mark, revision, place)
     if group.key is not None:
-        commands += pointed(group, written, place, after) + remarked(group, mark, place, after)
+        turn(commands, place.held, group.key, (sight.held, after.held))
+        turn(commands, place.next, group.key, (sight.next, after.next))
+        turn(commands, place.marks, group.key, (sight.mark, after.mark))
     counters = [one for one in counted.items() if one[1]]
-    return Plan(place, fresh, commands, counters, after, revision, rings)
+    trace = Trace(place, revision, after if group.ids else None)
+    return Plan(trace, fresh, commands, counters, rings)
 
 
 def recount(place: Bucket, old: Job | None, new: Job | None, counted: dict[Counter, int]) -> None:
@@ -317,41 +352,37 @@ def recount(place: Bucket, old: Job | None, new: Job | None, counted: dict[Count
                 counted[counter] = counted.get(counter, 0) + by
 
 
-def pointed(group: Group, written: Mapping[str, Job | None], place: Bucket, after: Sight) -> list[Command]:
-    """Let the key point to whoever stands for it now."""
-    if group.depth == 0:
-        return []
-    held, following = after.held, after.next
-    if held in written:
-        after.held = None
-    if following in written:
-        after.next = None
-    for job in written.values():
-        if job is not None and job.held_key is not None:
-            after.held = job.id
-        if job is not None and job.next_key is not None:
-            after.next = job.id
-    return [
-        *turn(place.held, group.key, held, after.held),
-        *turn(place.next, group.key, following, after.next),
-    ]
+def then(
+    group: Group, written: Mapping[str, Job | None], mark: Mark | None, revision: bytes, place: Bucket
+) -> Sight:
+    """Tell what there will be to see when all is written; what was not shown stays as it is."""
+    sight = group.sight
+    after = Sight(dict(sight.jobs), sight.held, sight.next, sight.mark, place)
+    if group.depth > 0:
+        after.held = None if after.held in written else after.held
+        after.next = None if after.next in written else after.next
+    if group.depth > 1 and mark is not None:
+        after.mark = write_mark(mark) if mark.job else None  # one without a job is dropped
+    for job_id, job in written.items():
+        if job is None:
+            after.jobs.pop(job_id, None)
+            continue
+        if job is not sight.job(job_id):
+            after.jobs[job_id] = Seen(revision, job)
+        if group.depth > 0 and job.held_key is not None:
+            after.held = job_id
+        if group.depth > 0 and job.next_key is not None:
+            after.next = job_id
+    return after
 
 
-def remarked(group: Group, mark: Mark | None, place: Bucket, after: Sight) -> list[Command]:
-    """Write the key's mark anew, if it has changed; one without a job is dropped."""
-    if mark is None or group.depth < 2:  # noqa: PLR2004 - marks were not shown
-        return []
-    old, after.mark = after.mark, write_mark(mark) if mark.job else None
-    return turn(place.marks, mark.key, old, after.mark)
-
-
-def turn(name: bytes, key: bytes | None, old: Any, new: Any) -> list[Command]:
+def turn(commands: list[Command], name: bytes, key: bytes, values: tuple[Any, Any]) -> None:
     """Write what a key has in a hash, or take it away, if it has changed."""
-    if new == old:
-        return []
-    if new is None:
-        return [("HDEL", name, key)]
-    return [("HSET", name, key, new.encode() if isinstance(new, str) else new)]
+    old, new = values
+    if new is None and old is not None:
+        commands.append(("HDEL", name, key))
+    elif new != old:
+        commands.append(("HSET", name, key, new.encode() if isinstance(new, str) else new))
 
 
 # ── applying ──────────────────────────────────────────────────────────────────────────────────────
@@ -392,27 +423,30 @@ def count_waiting(queues: Collection[tuple[str, str]], ground: Ground) -> Flow[d
 
 def admit(step: Step, ground: Ground) -> Flow[list[Any]]:
     """Apply one request, the shortest way: as if nobody stood for its key, unless somebody mostly does."""
+    sight = NOTHING
     if step.key is not None and ground.absorbed > MOSTLY:
-        sight = yield from peek(step.key, depth_of(step), ground)
-        if sight.held or sight.next or sight.mark:
-            return (yield from meet(step, sight, ground))
-    changes = act(step, View(ground.clock()))
-    if not is_entry(changes):
-        return (yield from apply_together([step], ground))
-    ask = entry(step, changes, ground)
-    reply = yield ask
-    if isinstance(reply, int):
-        ground.absorbed *= FADING
-        return [changes.answer]
-    return (yield from meet(step, read_sight(ground.buckets[ask.bucket], reply), ground))
+        place = ground.home(step.key)
+        sight = read_sight(place, (yield standing(step.key, depth_of(step), place)))
+    if not (sight.held or sight.next or sight.mark):
+        changes = act(step, View(ground.clock()))
+        if not is_entry(changes):
+            return (yield from apply_together([step], ground))
+        ask = entry(step, changes, ground)
+        reply = yield ask
+        if isinstance(reply, int):
+            ground.absorbed *= FADING
+            return [changes.answer]
+        sight = read_sight(ground.buckets[ask.bucket], reply)
+    changes = act(step, sight.view(step, ground.clock()))
+    if changes.updates or changes.inserts or changes.deletes or changes.mark:
+        return (yield from meet(step, sight, ground))
+    ground.absorbed = ground.absorbed * FADING + (1 - FADING)
+    return [changes.answer]
 
 
-def is_entry(changes: Changes) -> bool:
-    """Tell whether all that is to be written is one new job, which waits for nobody of its key."""
-    if len(changes.inserts) != 1 or changes.updates or changes.deletes:
-        return False
-    [job] = changes.inserts
-    return job.state in WAITING and job.next_key is None
+def standing(key: bytes, depth: int, place: Bucket) -> Ask:
+    """Ask who stands for a key."""
+    return Ask(place.number, (FIRST, key, DEPTHS[depth]), "admit", place.standing)
 
 
 def entry(step: Step, changes: Changes, ground: Ground) -> Ask:
@@ -439,23 +473,12 @@ def entry(step: Step, changes: Changes, ground: Ground) -> Ask:
 
 
 def meet(step: Step, sight: Sight, ground: Ground) -> Flow[list[Any]]:
-    """Decide a request on who stands for its key; most often there is nothing to write."""
-    changes = act(step, sight.view(step, ground.clock()))
-    if not (changes.updates or changes.inserts or changes.deletes or changes.mark):
-        ground.absorbed = ground.absorbed * FADING + (1 - FADING)
-        return [changes.answer]
+    """Decide a request on who stands for its key, and write that."""
     group = Group(step.key)
     group.add(0, step)
     group.sight = sight
     yield from commit([group], ground)
-    return group.answers
-
-
-def peek(key: bytes, depth: int, ground: Ground) -> Flow[Sight]:
-    """See who stands for a key."""
-    place = ground.home(key)
-    reply = yield Ask(place.number, (FIRST, key, DEPTHS[depth]), "admit", place.standing)
-    return read_sight(place, reply)
+    return list(group.answers)
 
 
 def arrange(steps: Sequence[Step], ground: Ground) -> Flow[list[Group]]:
@@ -512,23 +535,26 @@ def commit(groups: Sequence[Group], ground: Ground) -> Flow[None]:
     """Decide and write groups until each has been written as it was decided, or patience ends."""
     left, ends = groups, monotonic() + ground.patience
     while left:
-        sent: list[tuple[Group, Plan]] = []
+        sent: list[tuple[Group, Trace]] = []
         asks = scripts(left, ground, sent)
         if (first := next(asks, None)) is None:
             return
-        replies = yield chain((first,), asks)
+        if len(left) <= GROUPS and len(ground.buckets) == 1:  # so that was all
+            replies = [(yield first)]
+        else:
+            replies = yield chain((first,), asks)
         answers = (answer for reply in replies for answer in reply)
         left = [
             group
-            for (group, plan), answer in zip(sent, answers, strict=True)
-            if not settled(group, plan, answer, ground)
+            for (group, trace), answer in zip(sent, answers, strict=True)
+            if not settled(group, trace, answer, ground)
         ]
         if left and monotonic() > ends:
             give_up(left)
             return
 
 
-def scripts(groups: Sequence[Group], ground: Ground, sent: list[tuple[Group, Plan]]) -> Iterator[Ask]:
+def scripts(groups: Sequence[Group], ground: Ground, sent: list[tuple[Group, Trace]]) -> Iterator[Ask]:
     """Decide groups and tell the script, a part at a time: the server writes one while we decide the next."""
     now = ground.clock()
     if any(group.depths for group in groups):  # who comes first gets the last place, whatever the bucket
@@ -536,12 +562,12 @@ def scripts(groups: Sequence[Group], ground: Ground, sent: list[tuple[Group, Pla
     else:
         ready = {}
     for some in partitioned(groups, ground):
-        plans = [(group, ready.get(group) or decide(group, ground, now)) for group in some]
         script = None
-        for group, plan in plans:
+        for group in some:
+            plan = ready.get(group) or decide(group, ground, now)
             if plan.commands or not group.sight.actual:
-                sent.append((group, plan))
-                script = script or Script(plan.place, ground)
+                sent.append((group, plan.trace))
+                script = script or Script(plan.trace.place, ground)
                 script.add(group, plan)
         if script is not None:
             yield script.ask()
@@ -562,15 +588,15 @@ def partitioned(groups: Sequence[Group], ground: Ground) -> Iterator[Sequence[Gr
             yield share[first : first + GROUPS]
 
 
-def settled(group: Group, plan: Plan, reply: Any, ground: Ground) -> bool:
+def settled(group: Group, trace: Trace, reply: Any, ground: Ground) -> bool:
     """Tell whether a group is done; if not, it now knows what is there."""
     if reply == FULL:
         group.answers = [None for _ in group.steps]
         return True
-    if reply not in {WRITTEN, BEFORE} if isinstance(reply, int) else not was_ours(plan, reply):
-        group.sight = read_sight(plan.place, reply)
+    if reply not in {WRITTEN, BEFORE} if isinstance(reply, int) else not was_ours(trace, reply):
+        group.sight = read_sight(trace.place, reply)
         return False
-    remember(group, plan.after or group.sight, ground)
+    remember(group, trace.after or group.sight, ground)
     return True
 
 
@@ -582,12 +608,12 @@ def remember(group: Group, after: Sight, ground: Ground) -> None:
             ground.memory.keep(job_id, after)
 
 
-def was_ours(plan: Plan, reply: Sequence[Any]) -> bool:
+def was_ours(trace: Trace, reply: Sequence[Any]) -> bool:
     """Tell whether this very write was done before, and only its answer was lost."""
-    if not plan.revision:
+    if not trace.revision:
         return False
     shown = (*reply[0], reply[2], reply[4])
-    return any(record is not None and record[:REVISION] == plan.revision for record in shown)
+    return any(record is not None and record[:REVISION] == trace.revision for record in shown)
 
 
 def give_up(groups: Iterable[Group]) -> None:
@@ -707,7 +733,7 @@ class Rooms(NamedTuple):
     """How many jobs queues may give; in a turn also how many run of each partition, and when that ends."""
 
     queues: Mapping[str, int]
-    running: Mapping[bytes, int] = MappingProxyType({})
+    running: Mapping[bytes, int] = NONE
     deadline: int | None = None
 
     def after(self, started: Sequence[Job]) -> Rooms:
@@ -843,7 +869,7 @@ def claim(
 ) -> Flow[tuple[list[str], list[Claim]]]:
     """Set the best available jobs aside, or tell which must be made available first."""
     asks = [claim_ask(place, wanted, rooms, most, ground) for place in ground.buckets]
-    replies = yield asks
+    replies = (yield asks) if len(asks) > 1 else [(yield asks[0])]
     ripe = [job_id.decode() for ids, _ in replies for job_id in ids]
     claims = [
         read_claim(ask, place, answer)
@@ -926,9 +952,9 @@ def begin(
         if one.job.queue in wanted.rates and deadline is None:
             place = ground.buckets[0]
             name = place.starts(wanted.namespace, one.job.queue)
-            group.rates[name] = wanted.rates[one.job.queue].times
+            group.rates = {**group.rates, name: wanted.rates[one.job.queue].times}
         if deadline is not None and one.job.queue in wanted.limited:
-            group.limits += [(b"", deadline, 0)]
+            group.limits += ((b"", deadline, 0),)
     yield from commit(list(groups.values()), ground)
     answers = {
         position: answer
@@ -944,7 +970,8 @@ def begin(
 def limit(group: Group, counter: bytes, most: int) -> None:
     """Let a group start one more job of a queue, if that has room."""
     before = sum(by for name, _, by in group.limits if name == counter)
-    group.limits = [one for one in group.limits if one[0] != counter] + [(counter, most, before + 1)]
+    others = tuple(one for one in group.limits if one[0] != counter)
+    group.limits = (*others, (counter, most, before + 1))
 
 
 def first_to_let_go(claims: Sequence[Claim], steps: Sequence[Step], now: datetime) -> int:

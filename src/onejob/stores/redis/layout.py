@@ -217,15 +217,23 @@ def moving(place: Bucket, job: Job, name: bytes) -> Entries:
             found[lot.returning] = (b"%d" % micros(job.returns_at), name)
     if job.expires_at is not None and state in UNSTARTED:
         found[place.expiring] = (b"%d" % micros(job.expires_at), name)
-    if job.blockers is not None and state not in TERMINAL:
-        found |= {place.blocked: (ZERO, name)} if state is State.PENDING else {}
-        found |= {place.awaiting(chain): (ZERO, name) for chain in job.awaits}
+    if job.blockers is not None and state is State.PENDING:
+        found[place.blocked] = (ZERO, name)
     return found
+
+
+def waiting(place: Bucket, job: Job, name: bytes) -> Entries:
+    """List where a job stands as long as it has not ended and waits, or has waited, for the same chains."""
+    if job.blockers is None or job.state in TERMINAL:
+        return {}
+    return {place.awaiting(chain): (ZERO, name) for chain in job.awaits}
 
 
 def entries(place: Bucket, job: Job, name: bytes) -> Entries:
     """List where a job stands in the sorted sets: also by its key and in its chain, which never change."""
     found = moving(place, job, name)
+    if job.blockers is not None:
+        found |= waiting(place, job, name)
     if job.key is not None:
         found[place.keyed] = (ZERO, job.key + name)
     if job.chain_index:
@@ -265,6 +273,9 @@ def moves(place: Bucket, old: Job | None, new: Job | None, name: bytes) -> list[
     """Write what changes in the indexes when a job comes, changes or goes; None stands for absence."""
     if old is not None and new is not None:
         before, after = moving(place, old, name), moving(place, new, name)
+        if old.blockers != new.blockers or (old.state in TERMINAL) != (new.state in TERMINAL):
+            before |= waiting(place, old, name)
+            after |= waiting(place, new, name)
     else:
         before = {} if old is None else entries(place, old, name)
         after = {} if new is None else entries(place, new, name)

@@ -12,7 +12,7 @@ from onejob.job import EPOCH, UNSTARTED, Changes, Job, State, View
 from onejob.limits import PAUSED, Rate
 from onejob.stores.contract import SCHEDULES, Counts, Filter, Step, Tally
 from onejob.stores.filters import matches
-from onejob.stores.redis.flows import Ask, Flow, Ground, peek
+from onejob.stores.redis.flows import Ask, Flow, Ground, read_sight, standing
 from onejob.stores.redis.layout import MICROSECOND, POSITION, Bucket, frame, micros
 from onejob.stores.redis.records import read_job
 
@@ -25,7 +25,8 @@ Names = list[tuple[Bucket, bytes]]
 
 def look(key: bytes, ground: Ground) -> Flow[View]:
     """Show who stands for a key."""
-    sight = yield from peek(key, 2, ground)
+    place = ground.home(key)
+    sight = read_sight(place, (yield standing(key, 2, place)))
     return sight.view(Step(_nothing, key=key), ground.clock())
 
 

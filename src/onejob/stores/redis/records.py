@@ -102,7 +102,7 @@ def write_job(job: Job, revision: bytes) -> bytes:
 
 def read_job(record: bytes) -> Seen:
     """Make a job of its record."""
-    fields: list[Any] = list(_fields(memoryview(record)[REVISION + 1 + record[REVISION] :]))
+    fields: list[Any] = list(_fields(record[REVISION + 1 + record[REVISION] :]))
     fields[RETRY] = read_retry(fields[RETRY])
     if fields[CHAIN] is None:
         fields[CHAIN] = fields[ID]
@@ -117,4 +117,4 @@ def write_mark(mark: Mark) -> bytes:
 
 def read_mark(record: bytes) -> Mark:
     """Make a mark of its record."""
-    return Mark(*_mark(memoryview(record)[1 + record[0] :]))
+    return Mark(*_mark(record[1 + record[0] :]))
