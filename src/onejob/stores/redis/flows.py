@@ -639,14 +639,12 @@ class Script:
 
     def add(self, group: Group, plan: Plan) -> None:
         """Write a plan, if what it relies on is still so."""
-        words = [group.key or b"", group.expected()]
-        words += [job_id.encode() for job_id in group.ids]
-        words += plan.fresh
+        words = [group.key or b"", group.expected(), *map(str.encode, group.ids), *plan.fresh]
+        limits = self._limits(group) if group.limits or group.rates else ()
+        words += limits
         counters: list[int] = []
         for counter, by in plan.counters:
             counters += (self._counter(counter), by)
-        limits = self._limits(group)
-        words += limits
         lists, writes = self._lists, []
         for command in plan.commands:
             slot = command[:2]
