@@ -681,20 +681,17 @@ class Script:
 
     def ask(self) -> Ask:
         """Make the question."""
-        head = [len(self._lists)]
+        numbers, head = self._numbers, [len(self._lists)]
         for command, name in self._lists:
-            head += (COMMANDS[command], self._number(name))
+            head += (COMMANDS[command], numbers.get(name) or numbers.setdefault(name, len(numbers) + 1))
         head.append(len(self._counters))
-        head += [self._number(name) for name, _ in self._counters]
-        head += [len(field) for _, field in self._counters]
-        numbers = (len(head), *head, *self._runs)
-        plan = struct.pack(f"<{len(numbers)}i", *numbers)
-        text = b"".join([*(field for _, field in self._counters), *self._words])
-        words = (FIRST, self._ground.channel, self._ground.voice, plan, text)
-        return Ask(self._place.number, words, "swap", tuple(self._numbers))
-
-    def _number(self, name: bytes) -> int:
-        return self._numbers.get(name) or self._numbers.setdefault(name, len(self._numbers) + 1)
+        head += [numbers[name] for name, _ in self._counters]
+        fields = [field for _, field in self._counters]
+        head += map(len, fields)
+        plan = (len(head), *head, *self._runs)
+        said = (struct.pack(f"<{len(plan)}i", *plan), b"".join(fields + self._words))
+        words = (FIRST, self._ground.channel, self._ground.voice, *said)
+        return Ask(self._place.number, words, "swap", tuple(numbers))
 
 
 def begun(group: Group) -> list[Job]:
@@ -736,6 +733,8 @@ class Rooms(NamedTuple):
 
     def after(self, started: Sequence[Job]) -> Rooms:
         """Tell what is left when jobs have been started."""
+        if not started:
+            return self
         begun = Tally(job.queue for job in started)
         left = {queue: most - begun[queue] for queue, most in self.queues.items() if most > begun[queue]}
         if self.deadline is None:  # the server counts
@@ -961,7 +960,8 @@ def begin(
     }
     begun = [answer for _, answer in sorted(answers.items()) if isinstance(answer, Job)]
     left = [one for position, one in enumerate(claims) if not isinstance(answers.get(position), Job)]
-    yield from let_go(left)
+    if left:
+        yield from let_go(left)
     return begun, bool(left)
 
 
