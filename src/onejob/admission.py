@@ -34,15 +34,12 @@ R = TypeVar("R")
 LOOK_AGAIN = 1.0  # seconds; the store's hints make it sooner
 
 
-class Admission(Generic[R]):
+class Admission(msgspec.Struct, Generic[R], frozen=True, eq=False):
     """What became of a request. Always an answer, never None."""
 
-    __slots__ = ("_app", "_returns", "_verdict")
-
-    def __init__(self, app: App, verdict: Verdict, returns: Any) -> None:
-        self._app = app
-        self._verdict = verdict
-        self._returns = returns
+    _app: App
+    _verdict: Verdict
+    _returns: Any
 
     @property
     def outcome(self) -> Outcome:

@@ -39,7 +39,7 @@ def open_store(url: str, admission_timeout: float) -> Store:
 
 
 def _postgres(url: str, admission_timeout: float) -> Store:
-    with _needing("PostgreSQL", "postgres", {"psycopg", "psycopg_pool"}):
+    with _needing("PostgreSQL", "postgres", {"psycopg"}):
         from onejob.stores.sql.postgres.store import PostgresStore
     return PostgresStore(url, admission_timeout=admission_timeout)
 

@@ -121,8 +121,7 @@ def chains_of(some: Sequence[Any], option: str) -> dict[str, Job | None]:
 NO_OPTIONS = Options()
 
 
-@dataclass(frozen=True)
-class Call(Generic[R]):
+class Call(msgspec.Struct, Generic[R], frozen=True):
     """A task with bound arguments, not yet admitted."""
 
     task: Task[..., R]

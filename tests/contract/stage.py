@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg import Connection
+from psycopg import BaseConnection, Connection
 from psycopg.errors import DeadlockDetected
 
 from onejob.stores.contract import Lease, Step, Store
 from onejob.stores.sql.flows import Ask
-from onejob.stores.sql.postgres import engine, joined, wire
+from onejob.stores.sql.postgres import awaiting, engine, joined, wire
 from onejob.stores.sql.postgres.store import PostgresStore
 from onejob.stores.sql.rows import Row, read_job, read_mark
 from onejob.testing import Clock
@@ -49,7 +49,6 @@ PASSING = {  # statements that change nothing for others, or that go with the on
 MANY = 1000  # statements: more than there are
 
 Act = Sequence[Step] | Lease
-AskOne = Callable[[Any, Ask], list[Row]]
 
 
 def do(store: Store, act: Act) -> Any:
@@ -106,7 +105,7 @@ class Session:
             self.connection.rollback()
         return answer
 
-    def stop_before(self, connection: Connection[Any], name: str) -> None:
+    def stop_before(self, connection: BaseConnection[Any], name: str) -> None:
         """Stand before a statement until told to go on."""
         if self.free or name in PASSING:
             return
@@ -188,7 +187,7 @@ class Stage:
         marks = self.observer.execute(MARKS, binary=True).fetchall()
         return [[read_job(row) for row in jobs], [read_mark(row) for row in marks]]
 
-    def stop_before(self, connection: Connection[Any], name: str) -> None:
+    def stop_before(self, connection: BaseConnection[Any], name: str) -> None:
         """Let the session whose connection this is stand before a statement."""
         mark = connection.info.get_parameters().get("options", "")
         for session in self.sessions:
@@ -221,18 +220,15 @@ class Stage:
             lengths.append(self.sessions[who[0]].stops)
         return lengths
 
-    def stopping(self, ask: AskOne) -> AskOne:
-        """Make a way to ask that stops before every statement, and counts deadlocks."""
-
-        def stop_and_ask(connection: Connection[Any], question: Ask) -> list[Row]:
-            self.stop_before(connection, question.name)
-            try:
-                return ask(connection, question)
-            except DeadlockDetected:
-                self.deadlocks += 1
-                raise
-
-        return stop_and_ask
+    @contextmanager
+    def statement(self, connection: BaseConnection[Any], question: Ask) -> Iterator[None]:
+        """Stop before a statement, and count it if it ends in a deadlock."""
+        self.stop_before(connection, question.name)
+        try:
+            yield
+        except DeadlockDetected:
+            self.deadlocks += 1
+            raise
 
     def drive(self, session: Session, steps: int) -> None:
         """Let a session run some statements, fewer if it has to wait."""
@@ -260,17 +256,32 @@ def open_stage(url: str, clock: Clock) -> Iterator[Stage]:
     with ExitStack() as stack:
         stage = Stage(url, clock, stack)
 
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(joined, "ask", stage.stopping(wire.ask))
-        ask_one = stage.stopping(lambda line, question: ask_all(line, [question])[0])
-        ask_all = wire.Line.ask_all
+        ask_all, await_all = wire.Line.ask_all, awaiting.AwaitedLine.ask_all
+
+        def ask(connection: Connection[Any], question: Ask) -> list[Row]:
+            with stage.statement(connection, question):
+                return wire.ask(connection, question)
 
         def ask_each(line: wire.Line, asks: Sequence[Ask]) -> list[list[Row]]:
             if asks[0].name in {"admit", "admit_one"}:  # a test may have changed how long it waits
                 ask_all(line, engine.introduction())
-            return [ask_one(line, one) for one in asks]
+            rows: list[list[Row]] = []
+            for one in asks:
+                with stage.statement(line, one):
+                    rows += ask_all(line, [one])
+            return rows
 
+        async def await_each(line: awaiting.AwaitedLine, asks: Sequence[Ask]) -> list[list[Row]]:
+            rows: list[list[Row]] = []
+            for one in asks:
+                with stage.statement(line.connection, one):
+                    rows += await await_all(line, [one])
+            return rows
+
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(joined, "ask", ask)
         patch.setattr(wire.Line, "ask_all", ask_each)
+        patch.setattr(awaiting.AwaitedLine, "ask_all", await_each)
         yield stage
 
 

@@ -16,7 +16,7 @@ from onejob import App, Job, Outcome, State, Task, Unique
 from onejob.errors import StoreUnavailable
 from onejob.lifecycle import Completed
 from onejob.stores.contract import Filter
-from onejob.stores.sql.postgres import engine
+from onejob.stores.sql.postgres import errands
 from onejob.stores.sql.postgres.flows import Patience
 from onejob.stores.sql.postgres.store import PostgresStore
 from onejob.testing import Clock
@@ -121,7 +121,7 @@ def test_a_holder_that_ends_between_the_conflict_and_the_look_leaves_the_key_to_
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newcomer's statement began before the holder's commit, so that it can see neither row."""
-    monkeypatch.setattr(engine, "BRIEFLY", Patience(20_000))
+    monkeypatch.setattr(errands, "BRIEFLY", Patience(20_000))
     holder, newcomer = stage.sessions
     holder.begin([ask(1, COALESCE)], visiting=True)
     while holder.next != "the caller's commit":

@@ -25,7 +25,7 @@ from onejob.job import EPOCH, Job, State, fingerprint
 from onejob.lifecycle import Completed, Failed, HandedBack, Result
 from onejob.stores.contract import Filter, Lease, Step, Store
 from onejob.stores.memory import MemoryStore
-from onejob.stores.sql.postgres import engine
+from onejob.stores.sql.postgres import errands
 from onejob.stores.sql.postgres.flows import Patience
 from onejob.testing import Clock
 from tests.conftest import Database
@@ -292,7 +292,7 @@ def test_two_sessions_leave_what_a_serial_order_would(
     visiting: bool,
 ) -> None:
     """The first may be in a caller's transaction; both turn aside soon from who is in the way, or late."""
-    monkeypatch.setattr(engine, "BRIEFLY", Patience(milliseconds))
+    monkeypatch.setattr(errands, "BRIEFLY", Patience(milliseconds))
     scene = SCENES[name]
     visits = (visiting and not isinstance(scene.first, Lease), False)
     for act in scene.before:
@@ -377,7 +377,7 @@ def test_a_request_that_stops_a_run_waits_for_who_relies_on_it_and_holds_nobody_
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Told to go on at once, it must not ask again and again for what it cannot have."""
-    monkeypatch.setattr(engine, "BRIEFLY", Patience(1))
+    monkeypatch.setattr(errands, "BRIEFLY", Patience(1))
     for act in running(COALESCE):
         do(stage.store, act)
     open_rerun(stage)

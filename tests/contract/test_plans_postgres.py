@@ -60,7 +60,7 @@ HOT: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "find_returning": (("''", "'mail'", "9", "10", "0"), {"onejob_returning"}),
     "update_job": ((ROWS,), {JOBS}),
     "start_job": ((ROWS,), {JOBS}),
-    "end_job": ((ROWS,), {JOBS}),
+    "complete_job": ((ROWS,), {JOBS}),
     "delete_job": ((IDS,), {JOBS}),
     "update_mark": ((ROWS,), {MARKS}),
     "drop_mark": ((ROWS,), {MARKS}),

@@ -82,8 +82,7 @@ class Filter:
     newest_first: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
+class Tally(msgspec.Struct, frozen=True, gc=False):
     """How often requests were absorbed: per task, outcome and the job that stood for them."""
 
     namespace: str

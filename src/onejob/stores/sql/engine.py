@@ -28,7 +28,7 @@ from onejob.stores.sql.schema import SQL, prepare_schema
 Synchronous = Literal["FULL", "NORMAL"]
 
 NEVER = -1  # the generation of a file that is to be opened anew
-CHECKPOINT_PAGES = 1000  # of the write-ahead log, as SQLite does by default
+CHECKPOINT_PAGES = 4000  # of the write-ahead log; its index holds a few more in one table
 
 
 class Engine:
@@ -91,13 +91,13 @@ class Engine:
         with self._mutex, translating(self._path), self._opened():
             return self._transact([plan])[0]
 
-    def run_one(self, step: Step) -> Any:
+    def run_one(self, step: Step) -> Changes:
         """Run one step the shortest way: a duplicate by reading alone, a new job by one guarded insert."""
         try:
             with self._mutex:
                 lock = self._opened()
                 if self._absorbing and (foreseen := self._foresee(step)).is_empty:
-                    return foreseen.answer
+                    return foreseen
                 with lock:
                     return self._hope(step) or self._settle_one(step)
         except sqlite3.Error as error:  # `translating` would cost more than all else here
@@ -118,7 +118,7 @@ class Engine:
         self._absorbing = changes.is_empty
         return changes
 
-    def _hope(self, step: Step) -> Any:
+    def _hope(self, step: Step) -> Changes | None:
         """Act as if the key were free; the unique index says whether it was. None if it was not."""
         if not flows.is_simple(step):
             return None
@@ -128,13 +128,13 @@ class Engine:
         [job] = changes.inserts
         name, row = insertion(job)
         inserted = self._cursor.execute(SQL[f"{name}_if_free"], row).rowcount
-        return changes.answer if inserted == 1 else None
+        return changes if inserted == 1 else None
 
-    def _settle_one(self, step: Step) -> Any:
-        before = self._writer.total_changes
-        [[answer]] = self._transact([partial(flows.apply, [step])])
-        self._absorbing = self._writer.total_changes == before
-        return answer
+    def _settle_one(self, step: Step) -> Changes:
+        changes: Changes
+        [changes] = self._transact([partial(flows.settle, step)])
+        self._absorbing = changes.is_empty
+        return changes
 
     def _run_group(self, plans: Sequence[Plan]) -> list[Any]:
         """Run plans in one commit; if that fails, each alone, so that only the guilty one fails."""

@@ -69,6 +69,16 @@ def apply(steps: Sequence[Step], now: datetime) -> Flow[list[Any]]:
     return answers
 
 
+def settle(step: Step, now: datetime) -> Flow[Changes]:
+    """Do the same for one step, and tell what it changed."""
+    book, ledger = Book(), Ledger()
+    yield from load(book, [step])
+    changes = attempt(step, book.view(step, now))
+    enter(book, ledger, changes)
+    yield from write(ledger)
+    return changes
+
+
 def foresee(step: Step, now: datetime) -> Flow[Changes]:
     """Tell what a step would change."""
     if step.key is not None and is_simple(step):

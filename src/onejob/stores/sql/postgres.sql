@@ -104,6 +104,8 @@ FROM refused;
 
 -- name: admit_one
 -- The same for one job, whose columns are the parameters: reading them from JSON takes a third of the time.
+-- If it could not be inserted, the rows of whoever stands for its key come back, and its own if it is there;
+-- one of nulls if nobody is seen.
 WITH inserted AS (
     INSERT INTO onejob_jobs (
         id, namespace, task, queue, state, priority, run_at, place, created_at, args, meta, payload_digest,
@@ -123,12 +125,14 @@ WITH inserted AS (
     ON CONFLICT DO NOTHING
     RETURNING true
 )
-SELECT
-    $1::text,
-    (SELECT row_to_json(job)::text FROM onejob_jobs AS job WHERE job.held_key = $20::bytea),
-    (SELECT row_to_json(job)::text FROM onejob_jobs AS job WHERE job.next_key = $20::bytea),
-    (SELECT true FROM onejob_jobs AS job WHERE job.id = $1::text)
-WHERE NOT EXISTS (SELECT 1 FROM inserted);
+SELECT standing.* FROM (SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM inserted)) AS refused
+LEFT JOIN LATERAL (
+    SELECT * FROM onejob_jobs WHERE held_key = $20::bytea
+    UNION ALL
+    SELECT * FROM onejob_jobs WHERE next_key = $20::bytea
+    UNION ALL
+    SELECT * FROM onejob_jobs WHERE id = $1::text
+) AS standing ON true;
 
 -- ── deciding under locks: a statement that waited keeps its old snapshot, so lock, then read in the next ──
 
@@ -542,22 +546,19 @@ WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 -- name: start_job
 -- What a start changes. The fewer columns are named, the less is sent.
 UPDATE onejob_jobs SET
-    state = new.state, attempt = new.attempt, started_at = new.started_at, token = new.token,
+    state = 'active', attempt = new.attempt, started_at = new.started_at, token = new.token,
     worker = new.worker, lease_until = new.lease_until
 FROM json_to_recordset($1::text::json) AS new (
-    id text, state text, attempt bigint, started_at bigint, token bigint, worker text, lease_until bigint
+    id text, attempt bigint, started_at bigint, token bigint, worker text, lease_until bigint
 )
 WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 
--- name: end_job
--- What the end of a run changes.
+-- name: complete_job
+-- What the end of a run changes that went well.
 UPDATE onejob_jobs SET
-    state = new.state, finished_at = new.finished_at, held_key = new.held_key, reason = new.reason,
-    worker = new.worker, lease_until = new.lease_until, result = new.result
-FROM json_to_recordset($1::text::json) AS new (
-    id text, state text, finished_at bigint, held_key bytea, reason text, worker text, lease_until bigint,
-    result text
-)
+    state = 'completed', finished_at = new.finished_at, result = new.result,
+    held_key = NULL, reason = NULL, worker = NULL, lease_until = NULL
+FROM json_to_recordset($1::text::json) AS new (id text, finished_at bigint, result text)
 WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 
 -- name: delete_job

@@ -207,35 +207,45 @@ def write_start(job: Job) -> Row:
     )
 
 
-def write_end(job: Job) -> Row:
-    """Make the row of what the end of a run changes, the id last."""
-    return (
-        NAMES[job.state],
-        job.finished_at and micros(job.finished_at),
-        job.held_key,
-        job.reason,
-        job.worker,
-        job.lease_until and micros(job.lease_until),
-        job.result,
-        job.id,
-    )
+def write_completion(job: Job) -> Row:
+    """Make the row of what the end of a run changes that has succeeded and holds nothing, the id last."""
+    return (job.finished_at and micros(job.finished_at), job.result and bytearray(job.result), job.id)
 
 
 def revision(old: Job | None, new: Job) -> tuple[str, Row]:
     """Choose the narrowest statement that writes all that has changed."""
-    if old is None:
-        return "update_job", write_changes(new)
-    common = alter(old, state=new.state, worker=new.worker, lease_until=new.lease_until)
-    if alter(common, attempt=new.attempt, started_at=new.started_at, token=new.token) == new:
+    if old is not None and new.state is State.ACTIVE and new == started(old, new):
         return "start_job", write_start(new)
-    if (
-        alter(
-            common, finished_at=new.finished_at, held_key=new.held_key, reason=new.reason, result=new.result
-        )
-        == new
-    ):
-        return "end_job", write_end(new)
+    if old is not None and new.state is State.COMPLETED and new == completed(old, new):
+        return "complete_job", write_completion(new)
     return "update_job", write_changes(new)
+
+
+def started(old: Job, new: Job) -> Job:
+    """Tell what becomes of a job if `start_job` makes it the new one."""
+    return alter(
+        old,
+        state=new.state,
+        attempt=new.attempt,
+        started_at=new.started_at,
+        token=new.token,
+        worker=new.worker,
+        lease_until=new.lease_until,
+    )
+
+
+def completed(old: Job, new: Job) -> Job:
+    """Tell what becomes of a job if `complete_job` makes it the new one."""
+    return alter(
+        old,
+        state=State.COMPLETED,
+        finished_at=new.finished_at,
+        held_key=None,
+        reason=None,
+        worker=None,
+        lease_until=None,
+        result=new.result,
+    )
 
 
 def read_job(row: Row) -> Job:

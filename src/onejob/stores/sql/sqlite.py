@@ -94,11 +94,19 @@ class SQLiteStore:
         """Run steps on the calling thread."""
         while True:
             try:
-                answers = _apply(steps, self._open())
+                return self._apply(self._open(), steps)
             except Closed:  # in between: the next one is open
                 continue
+
+    def _apply(self, engine: Engine, steps: Sequence[Step]) -> list[Any]:
+        if len(steps) != 1:
+            answers: list[Any] = engine.run(partial(flows.apply, steps))
             self._bell.ring()
             return answers
+        changes = engine.run_one(steps[0])
+        if not changes.is_empty:
+            self._bell.ring()
+        return [changes.answer]
 
     def apply_within_now(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
         """Run steps inside the caller's transaction, on the caller's connection and thread."""
@@ -288,10 +296,6 @@ class SQLiteStore:
 
 def _fold(counters: Sequence[Row], _now: datetime) -> flows.Flow[None]:
     return flows.fold(counters)
-
-
-def _apply(steps: Sequence[Step], engine: Engine) -> list[Any]:
-    return [engine.run_one(steps[0])] if len(steps) == 1 else engine.run(partial(flows.apply, steps))
 
 
 # ── the caller's transaction ──────────────────────────────────────────────────────────────────────

@@ -88,10 +88,11 @@ WHERE id = ?;
 UPDATE onejob_jobs SET state = ?, attempt = ?, started_at = ?, token = ?, worker = ?, lease_until = ?
 WHERE id = ?;
 
--- name: end_job
--- What the end of a run changes.
+-- name: complete_job
+-- What the end of a run changes that has succeeded and holds nothing.
 UPDATE onejob_jobs SET
-    state = ?, finished_at = ?, held_key = ?, reason = ?, worker = ?, lease_until = ?, result = ?
+    state = 'completed', finished_at = ?, held_key = NULL, reason = NULL, worker = NULL, lease_until = NULL,
+    result = ?
 WHERE id = ?;
 
 -- name: delete_job

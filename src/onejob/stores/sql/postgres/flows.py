@@ -56,7 +56,6 @@ class Later:
 
 
 LATER = Later()
-INSERTED = (None, None, True)
 
 
 class Settled(NamedTuple):
@@ -126,10 +125,13 @@ def admit(steps: Sequence[Step], now: datetime, before: Sequence[Ask] = ()) -> T
     `before` is said first, in the same transaction.
     """
     hopes = dict(hopeful(steps, now))
-    rows = (yield [*before, insertion([hope.inserts[0] for hope in hopes.values()])])[-1] if hopes else []
+    if not hopes:
+        return answer_all(steps, now, hopes, {})
+    jobs = [hope.inserts[0] for hope in hopes.values()]
+    rows = (yield [*before, insertion(jobs)])[-1]
     if not rows and len(hopes) == len(steps):
         return [hope.answer for hope in hopes.values()], True
-    return answer_all(steps, now, hopes, {job_id: others for job_id, *others in rows})
+    return answer_all(steps, now, hopes, refusals(jobs, rows))
 
 
 def insertion(jobs: Sequence[Job]) -> Ask:
@@ -137,8 +139,19 @@ def insertion(jobs: Sequence[Job]) -> Ask:
     return Ask("admit_one", row_of(jobs[0])) if len(jobs) == 1 else Ask("admit", (array(map(WHOLE, jobs)),))
 
 
+def refusals(jobs: Sequence[Job], rows: Sequence[Row]) -> dict[str, list[Job]]:
+    """Read who stood in the way of jobs that were not inserted, and those of them that were there before."""
+    if len(jobs) == 1:
+        return {jobs[0].id: [read_job(row) for row in rows if row[0] is not None]} if rows else {}
+    own = {job.id: job for job in jobs}
+    return {
+        job_id: [own[job_id]] if there else [read_record(record) for record in standing if record is not None]
+        for job_id, *standing, there in rows
+    }
+
+
 def answer_all(
-    steps: Sequence[Step], now: datetime, hopes: Mapping[int, Changes], refused: Mapping[str, Sequence[Any]]
+    steps: Sequence[Step], now: datetime, hopes: Mapping[int, Changes], refused: Mapping[str, Sequence[Job]]
 ) -> tuple[list[Any], bool]:
     """Answer each step by what became of its hope, or of those before it."""
     book, unseen = Book(), set[bytes | None]()
@@ -156,18 +169,17 @@ def answer_all(
 
 
 def take_in(
-    book: Book, unseen: set[bytes | None], hope: Changes, refused: Mapping[str, Sequence[Any]]
+    book: Book, unseen: set[bytes | None], hope: Changes, refused: Mapping[str, Sequence[Job]]
 ) -> bool:
-    """Take a job into the book, or those who stood in its way; tell whether it was inserted.
+    """Take a job into the book, or those who stood in its way; tell whether it is there.
 
     `unseen` takes the keys that changed hands meanwhile, so that nobody was seen to stand for them.
     """
     [job] = hope.inserts
-    *standing, there = refused.get(job.id, INSERTED)
-    if there:  # by this statement, or by an earlier try whose answer was lost
+    found = refused.get(job.id)
+    if found is None or any(other.id == job.id for other in found):  # by an earlier try, of unknown end
         book.put(job)
         return True
-    found = [read_record(record) for record in standing if record is not None]
     for other in found:
         book.put(other)
     if not found:

@@ -19,7 +19,7 @@ from onejob.errors import StoreError
 from onejob.stores.bell import Bell
 from onejob.stores.lane import Closed
 from onejob.stores.sql.flows import Ask
-from onejob.stores.sql.postgres.wire import Line, ask
+from onejob.stores.sql.postgres.wire import ask
 
 GAP = 0.005  # seconds between two calls at least
 LOOK = 1.0  # seconds after which the listener sees whether it should end
@@ -29,9 +29,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 class Herald:
     """Tells other processes that something has changed."""
 
-    def __init__(self, run: Callable[[Callable[[Line], Any]], Any]) -> None:
+    def __init__(self, ask: Callable[[Ask], Any]) -> None:
         self.name = os.urandom(8).hex()
-        self._run = run
+        self._ask = ask
         self._news = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="onejob herald", daemon=True)
@@ -49,7 +49,7 @@ class Herald:
                 return
             self._news.clear()
             with suppress(StoreError, psycopg.Error, Closed):
-                self._run(lambda line: line.ask(Ask("notify", (self.name,))))
+                self._ask(Ask("notify", (self.name,)))
             time.sleep(GAP)
 
     def close(self) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from onejob.job import Job, Mark, alter
+from onejob.job import Job, Mark, State, alter
 from onejob.stores.contract import Tally
-from onejob.stores.sql.rows import Row, micros, read_job, write_job, write_retry
+from onejob.stores.sql.rows import Row, completed, micros, read_job, started, write_job, write_retry
 
 Write = Callable[[Any], Any]
 
@@ -44,7 +44,6 @@ class Shape:
     """The columns that one statement takes of a job."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.names = frozenset(names)
         self._names = tuple(names)
         self._values = attrgetter(*names)
         self._writers = [(name, WRITERS[name]) for name in names if name in WRITERS]
@@ -77,18 +76,16 @@ CHANGED = Shape(
         *("expires_at", "partition", "replays", "blockers", "arrived", "following"),
     ]
 )
-STARTED = Shape(["id", "state", "attempt", "started_at", "token", "worker", "lease_until"])
-ENDED = Shape(["id", "state", "finished_at", "held_key", "reason", "worker", "lease_until", "result"])
+STARTED = Shape(["id", "attempt", "started_at", "token", "worker", "lease_until"])
+COMPLETED = Shape(["id", "finished_at", "result"])
 
 
-def shape_of(old: Job | None, new: Job) -> tuple[str, Shape]:
+def shape_of(old: Job, new: Job) -> tuple[str, Shape]:
     """Choose the narrowest statement that writes all that has changed."""
-    if old is not None:
-        changed = {name for name in CHANGED.names if getattr(old, name) != getattr(new, name)}
-        if changed <= STARTED.names:
-            return "start_job", STARTED
-        if changed <= ENDED.names:
-            return "end_job", ENDED
+    if new.state is State.ACTIVE and new == started(old, new):
+        return "start_job", STARTED
+    if new.state is State.COMPLETED and new == completed(old, new):
+        return "complete_job", COMPLETED
     return "update_job", CHANGED
 
 

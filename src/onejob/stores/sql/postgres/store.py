@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from functools import partial
@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from psycopg import AsyncConnection, Connection
 
-from onejob.errors import AdmissionBusy
 from onejob.forks import generation
 from onejob.job import Job, View
 from onejob.limits import Rate
@@ -34,6 +33,7 @@ from onejob.stores.sql.flows import Flow
 from onejob.stores.sql.postgres import flows, health, joined
 from onejob.stores.sql.postgres.address import Address
 from onejob.stores.sql.postgres.engine import Engine
+from onejob.stores.sql.postgres.errands import Errand, Errands
 from onejob.stores.sql.postgres.flows import LATER, one_by_one
 from onejob.stores.sql.postgres.hints import Herald, Listener
 from onejob.stores.sql.postgres.schema import script_after
@@ -79,18 +79,18 @@ class PostgresStore:
         """Run steps in statements that they share with whoever else is waiting."""
         if not steps:
             return []
-        answers: list[Any] = await self._await(lambda engine: engine.apply(steps))
+        answers = await self._await(lambda engine: engine.apply(steps))
         if LATER in answers:
-            answers = await self._in_thread(partial(wait_for_the_rest, steps, answers))
+            answers = await self._run(lambda errands: errands.finish(steps, answers))
         return answers
 
     def apply_now(self, steps: Sequence[Step]) -> list[Any]:
         """Run steps on the calling thread."""
         if not steps:
             return []
-        answers = self._use(lambda engine: engine.apply_now(steps))
+        answers = self._run_now(lambda errands: errands.apply(steps))
         if LATER in answers:
-            answers = self._use(partial(wait_for_the_rest, steps, answers))
+            answers = self._run_now(lambda errands: errands.finish(steps, answers))
         return answers
 
     async def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
@@ -132,72 +132,67 @@ class PostgresStore:
 
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs that nobody else is about to start; lock no queue that looks full."""
-        if wanted.limited and not await self._read(lambda e: common.anything_due(wanted, e.now())):
+        if wanted.limited and not await self._read(lambda: common.anything_due(wanted, self.now())):
             return []
-        leased: list[Job] = await self._in_thread(
-            lambda engine: engine.transact(lambda: flows.lease(wanted, engine.now))
-        )
-        return leased
+        return await self._run(lambda errands: errands.transact(partial(flows.lease, wanted, self.now)))
 
     async def turn(self, steps: Sequence[Step], wanted: Lease) -> tuple[list[Any], list[Job]]:
         """Run steps and start due jobs in one transaction."""
-        answers, jobs = await self._in_thread(lambda engine: engine.turn(steps, wanted))
-        busy = AdmissionBusy(f"{self._address.place}: somebody's transaction relies on this job.")
-        return [busy if answer is LATER else answer for answer in answers], jobs
+        return await self._run(lambda errands: errands.turn(steps, wanted))
 
     def tally(self, tallies: Sequence[Tally]) -> None:
         """Add to the counters."""
         if tallies:
-            self._use(lambda engine: engine.transact(lambda: flows.count(tallies, engine.now())))
+            self._run_now(lambda errands: errands.transact(partial(flows.count, tallies, self.now())))
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
 
     async def look(self, key: bytes) -> View:
         """Show who stands for a key."""
-        return await self._read(lambda engine: common.look(key, engine.now()))
+        return await self._read(lambda: common.look(key, self.now()))
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
         """Read jobs by id."""
-        return await self._read(lambda _: common.get(ids))
+        return await self._read(lambda: common.get(ids))
 
     async def find(self, wanted: Filter) -> list[Job]:
         """List jobs."""
-        return await self._read(lambda _: common.find(wanted))
+        return await self._read(lambda: common.find(wanted))
 
     async def tails(self, chains: Sequence[str]) -> list[Job | None]:
         """Read the last job of each chain."""
-        return await self._read(lambda _: common.tails(chains))
+        return await self._read(lambda: common.tails(chains))
 
     async def settings(self, namespace: str, kind: str) -> dict[str, bytes]:
         """Read what was decided at run time."""
-        return await self._read(lambda _: common.settings(namespace, kind))
+        return await self._read(lambda: common.settings(namespace, kind))
 
     async def put_setting(self, namespace: str, kind: str, name: str, value: bytes | None) -> None:
         """Write one such decision, or take it back."""
-        await self._read(lambda _: common.put_setting(namespace, kind, name, value))
+        await self._read(lambda: common.put_setting(namespace, kind, name, value))
         self._ring()
 
     async def counts(self, namespace: str) -> Counts:
         """Count jobs."""
-        return await self._read(lambda _: common.counts(namespace))
+        return await self._read(lambda: common.counts(namespace))
 
     async def tallies(self, namespace: str) -> list[Tally]:
         """Read the counters."""
-        return await self._read(lambda _: common.tallies(namespace))
+        return await self._read(lambda: common.tallies(namespace))
 
     async def fold(self, namespace: str) -> int:
         """Add the counters of jobs that are gone to those of no job."""
         folded = 0
-        while gone := await self._read(lambda _: flows.fold(namespace)):
+        while gone := await self._read(lambda: flows.fold(namespace)):
             folded += gone
         return folded
 
     async def next_due(self, namespace: str, rates: Mapping[str, Rate] | None = None) -> datetime | None:
         """Tell when the next timed job is due, or a queue may start one again."""
-        return await self._read(lambda engine: common.next_due(namespace, rates, engine.now()))
+        return await self._read(lambda: common.next_due(namespace, rates, self.now()))
 
-    async def _read(self, flow: Callable[[Engine], Flow[T]]) -> T:
-        return await self._in_thread(lambda engine: engine.talk_patiently(lambda: one_by_one(flow(engine))))
+    async def _read(self, flow: Callable[[], Flow[T]]) -> T:
+        return await self._run(lambda errands: errands.read(lambda: one_by_one(flow())))
 
     # ── hints ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -245,21 +240,20 @@ class PostgresStore:
             except Closed:
                 continue
 
-    async def _await(self, act: Callable[[Engine], Any]) -> Any:
+    async def _await(self, act: Callable[[Engine], Awaitable[T]]) -> T:
         while True:
             try:
                 return await act(await self._opened())
             except Closed:
                 continue
 
-    async def _in_thread(self, act: Callable[[Engine], T]) -> T:
-        """Use the connections on one of the engine's threads."""
-        while True:
-            engine = await self._opened()
-            try:
-                return await asyncio.get_running_loop().run_in_executor(engine.threads, act, engine)
-            except Closed:
-                continue
+    async def _run(self, plan: Callable[[Errands], Errand[T]]) -> T:
+        """Run an errand on the running event loop."""
+        return await self._await(lambda engine: engine.run(plan(engine.errands)))
+
+    def _run_now(self, plan: Callable[[Errands], Errand[T]]) -> T:
+        """Run an errand on this thread."""
+        return self._use(lambda engine: engine.run_now(plan(engine.errands)))
 
     async def _opened(self) -> Engine:
         engine = self._engine
@@ -276,7 +270,7 @@ class PostgresStore:
                 self._engine = Engine(
                     self._address.url, self._address.place, self._timeout, self._clock, self._ring
                 )
-                self._herald, self._listener = Herald(self._engine.run), None
+                self._herald, self._listener = Herald(self._engine.ask), None
             return self._engine
 
     def now(self) -> datetime:
@@ -306,15 +300,8 @@ class PostgresStore:
             engine, herald, listener = self._engine, self._herald, self._listener
             self._engine = self._herald = self._listener = None
         if engine is not None and engine.generation == generation():
+            await engine.leave()
             await asyncio.to_thread(close_all, engine, herald, listener)
-
-
-def wait_for_the_rest(steps: Sequence[Step], answers: Sequence[Any], engine: Engine) -> list[Any]:
-    """Settle one by one what others' transactions kept waiting."""
-    rest = iter(
-        engine.settle_alone([step for step, answer in zip(steps, answers, strict=True) if answer is LATER])
-    )
-    return [next(rest) if answer is LATER else answer for answer in answers]
 
 
 def close_all(engine: Engine, herald: Herald | None, listener: Listener | None) -> None:

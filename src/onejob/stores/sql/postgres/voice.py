@@ -12,7 +12,7 @@ from typing import Any
 from psycopg import BaseConnection, OperationalError
 from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
-from psycopg.pq import ConnStatus, ExecStatus
+from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
 from onejob.stores.sql.flows import Ask
@@ -23,7 +23,21 @@ TEXTS = statements("postgres")
 SQL = {name: text.encode() for name, text in TEXTS.items()}
 NAMES = {name: b"onejob_" + name.encode() for name in TEXTS}
 BINARY = 1
+AS_THEY_ARE = (str, bytes)
 FAILED, SYNC, BAD = int(ExecStatus.FATAL_ERROR), int(ExecStatus.PIPELINE_SYNC), int(ConnStatus.BAD)
+
+
+ROLLBACK = [Ask("rollback")]
+OVER = {TransactionStatus.IDLE, TransactionStatus.UNKNOWN}
+
+
+class Lost(Exception):
+    """The connection broke."""
+
+
+def is_idle(connection: BaseConnection[Any]) -> bool:
+    """Tell whether no transaction is open, or no connection."""
+    return connection.pgconn.transaction_status in OVER
 
 
 class Voice:
@@ -47,8 +61,9 @@ class Voice:
         self._said, self._heard = [], []
         link.enter_pipeline_mode()
         for ask in asks:
-            values = [written(value) for value in ask.parameters]
-            formats = [isinstance(value, bytes | str) for value in ask.parameters]
+            given = ask.parameters
+            values = [v if v is None or v.__class__ is bytes else str(v).encode() for v in given]
+            formats = [isinstance(v, AS_THEY_ARE) for v in given]  # text may hold a NUL; numbers go as text
             if self._prepares:
                 self._prepare(ask.name)
                 link.send_query_prepared(NAMES[ask.name], values, formats, BINARY)
@@ -105,10 +120,3 @@ class Voice:
             return []
         self._reader.set_pgresult(result)
         return self._reader.load_rows(0, result.ntuples, tuple)
-
-
-def written(value: Any) -> bytes | None:
-    """Write a parameter: text and bytes as they are, since text may hold a NUL; numbers as text."""
-    if value is None or isinstance(value, bytes):
-        return value
-    return str(value).encode()

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
+import psycopg
 from psycopg import Connection, RawCursor
-from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
+from onejob.errors import StoreUnavailable
+from onejob.stores.lane import Closed
 from onejob.stores.sql.flows import Ask
-from onejob.stores.sql.postgres.flows import Patience, Settled, Talk, converse, preceded
-from onejob.stores.sql.postgres.voice import SQL, Voice
+from onejob.stores.sql.postgres.account import PAUSE, Account
+from onejob.stores.sql.postgres.faults import unavailable
+from onejob.stores.sql.postgres.flows import Talk
+from onejob.stores.sql.postgres.voice import ROLLBACK, SQL, Lost, Voice, is_idle
 from onejob.stores.sql.rows import Row
 
+T = TypeVar("T")
 
-class InDoubt(Exception):
-    """The connection broke while committing: nobody knows whether it went through."""
+MOST = 10  # connections of threads
 
 
 class Line(Connection[Any]):
@@ -31,6 +38,24 @@ class Line(Connection[Any]):
     @cached_property
     def _socket(self) -> select.poll:
         return select.poll()
+
+    def carry(self, talk: Talk[T]) -> T:
+        """Carry on a talk to its end; leave no transaction open."""
+        try:
+            asks = next(talk)
+            while True:
+                try:
+                    answers = self.ask_all(asks)
+                except psycopg.Error as error:
+                    asks = talk.throw(Lost(str(error)) if self.closed else error)
+                else:
+                    asks = talk.send(answers)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        finally:
+            if not is_idle(self):
+                with suppress(psycopg.Error):
+                    self.ask_all(ROLLBACK)
 
     def ask_all(self, asks: Sequence[Ask]) -> list[list[Row]]:
         """Run statements in order, sent together; the first that fails is what is raised."""
@@ -58,37 +83,71 @@ class Line(Connection[Any]):
         return rows
 
 
+class Lines:
+    """The connections of a process's threads, each used by one thread at a time."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._idle: list[Line] = []
+        self._room = threading.Semaphore(MOST)
+        self._closed = False
+
+    def run(self, work: Callable[[Line], T]) -> T:
+        """Use a connection; if it turns out to be broken before anything was committed, another one."""
+        if not self._room.acquire(timeout=self._account.patience):
+            raise StoreUnavailable(f"{self._account.place}: all {MOST} connections are in use.")
+        try:
+            for _ in range(MOST + 1):  # all that have been idle may be broken
+                line = self._take()
+                try:
+                    return work(line)
+                except (Lost, psycopg.Error):
+                    if not line.closed:
+                        raise
+                finally:
+                    self._put_by(line)
+        finally:
+            self._room.release()
+        raise self._account.lost()
+
+    def _take(self) -> Line:
+        if self._closed:
+            raise Closed
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._connect()
+
+    def _put_by(self, line: Line) -> None:
+        if line.closed or self._closed:
+            line.close()
+        else:
+            self._idle.append(line)
+
+    def _connect(self) -> Line:
+        account, ends = self._account, time.monotonic() + self._account.patience
+        while True:
+            try:
+                line = Line.connect(account.url, **account.settings)
+                if account.first:
+                    line.ask_all(account.first)
+            except psycopg.Error as error:
+                if time.monotonic() > ends:
+                    raise unavailable(error, account.place) from error
+                time.sleep(PAUSE)
+            else:
+                return line
+
+    def close(self) -> None:
+        """Close those that nobody uses; the others are closed by whoever does."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+
 def ask(connection: Connection[Any], question: Ask) -> list[Row]:
     """Run one statement on somebody else's connection, whatever its row factory."""
     cursor = RawCursor(connection, row_factory=tuple_row)
     cursor.execute(SQL[question.name], question.parameters or None, prepare=True, binary=True)
     result = cursor.pgresult
     return list(cursor.fetchall()) if result is not None and result.nfields else []
-
-
-def transact(line: Line, talk: Talk[Settled], patience: Patience) -> Settled:
-    """Carry on a talk in one transaction, and write what it decided."""
-    begin = [Ask("begin"), Ask("lock_timeout", (patience.text,))]
-    try:
-        settled = converse(preceded(begin, talk), line.ask_all)
-        commit(line, settled.writes)
-    except BaseException:
-        undo(line)
-        raise
-    return settled
-
-
-def commit(line: Line, writes: Sequence[Ask]) -> None:
-    """Write, and commit with it."""
-    try:
-        line.ask_all([*writes, Ask("commit")])
-    except BaseException as error:
-        if line.broken:
-            raise InDoubt from error
-        raise
-
-
-def undo(line: Line) -> None:
-    """Leave no transaction open, if the connection still lives."""
-    if not line.closed and line.pgconn.transaction_status is not TransactionStatus.IDLE:
-        line.ask(Ask("rollback"))

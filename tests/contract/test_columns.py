@@ -1,0 +1,78 @@
+"""Every field of a job is kept as it is, whichever others a new job has."""
+
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+
+from onejob import App, Job, State
+from onejob.job import alter
+from onejob.lifecycle import arrive
+from onejob.stores.contract import Step
+from onejob.testing import Clock
+from tests.contract.steps import mailer
+
+KEY = bytes(range(32))
+RARE: dict[str, Any] = {
+    "timeout": 1.5,
+    "attempt": 3,
+    "started_at": timedelta(seconds=1),
+    "finished_at": timedelta(seconds=2),
+    "next_key": KEY,
+    "within": 60.5,
+    "holds_until": timedelta(minutes=1),
+    "latest_at": timedelta(minutes=2),
+    "version": -(2**63),
+    "superseded_by": "another",
+    "reason": "cancelled",
+    "token": 7,
+    "worker": "somebody",
+    "lease_until": timedelta(minutes=3),
+    "cancel_requested": True,
+    "errors": b'[{"type":"ValueError"}]',
+    "result": b"null",
+    "progress": b'{"done":1}',
+    "expires_at": timedelta(minutes=4),
+    "partition": "",
+    "replays": 2,
+    "blockers": b'["a chain"]',
+    "arrived": b"1",
+    "parent_id": "a parent",
+    "following": b"[1]",
+    "chain_index": 1,
+    "traits": 16,
+    "holds": 31,
+    "key": KEY,
+    "held_key": KEY,
+    "held_at": timedelta(seconds=3),
+}
+
+KEYED = {"held_key", "next_key"}
+STATES = {"finished_at": State.COMPLETED, "next_key": State.PENDING, "blockers": State.PENDING}
+
+
+def test_every_field_that_may_be_left_out_has_a_case() -> None:
+    optional = {field.name for field in msgspec.structs.fields(Job) if not field.required}
+    assert optional == RARE.keys()
+
+
+@pytest.mark.parametrize("name", RARE)
+async def test_a_job_is_kept_as_it_is(app: App, clock: Clock, name: str) -> None:
+    mail = mailer(app)
+    plain, ahead = (await mail.enqueue(1)).job, (await mail.enqueue(2)).job
+    await app.delete(plain.id)
+    await app.delete(ahead.id)
+    value = clock() + RARE[name] if isinstance(RARE[name], timedelta) else RARE[name]
+    job = alter(plain, state=STATES.get(name, plain.state), key=KEY if name in KEYED else None)
+    job = alter(job, **{name: value})
+    if name == "next_key":  # it waits behind somebody
+        await put(app, alter(ahead, key=KEY, held_key=KEY))
+    await put(app, job)
+    assert await app.store.get([job.id]) == [job]
+
+
+async def put(app: App, job: Job) -> None:
+    """Write a job as it is."""
+    await app.store.apply([Step(partial(arrive, job=job, mark=None), key=job.key)])
