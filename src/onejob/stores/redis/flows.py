@@ -11,7 +11,6 @@ import random
 import struct
 from collections import Counter as Tally
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
@@ -47,7 +46,7 @@ COMMANDS = {"HSET": 1, "HDEL": 2, "ZADD": 3, "ZREM": 4}  # as `swap` knows them
 RINGING = TERMINAL | TIMED | {State.AVAILABLE}  # states that somebody may wait for
 
 
-class Ask(NamedTuple):
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """One question to a bucket: a script by name, or a plain command."""
 
     bucket: int
@@ -57,7 +56,9 @@ class Ask(NamedTuple):
 
     def again(self) -> Ask:
         """Make the same question, for when nobody knows whether it came through."""
-        return self._replace(words=(AGAIN, *self.words[1:])) if self.script in WRITING else self
+        if self.script not in WRITING:
+            return self
+        return msgspec.structs.replace(self, words=(AGAIN, *self.words[1:]))
 
 
 Flow = Generator["Ask | Iterable[Ask]", Any, T]
@@ -69,11 +70,10 @@ Clock = Callable[[], datetime]
 # ── what was seen ─────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(slots=True)
-class Sight:
+class Sight(msgspec.Struct, eq=False):
     """Jobs and a key as they were seen, or are guessed to be."""
 
-    jobs: dict[str, Seen] = field(default_factory=dict)
+    jobs: dict[str, Seen] = msgspec.field(default_factory=dict)
     held: str | None = None
     next: str | None = None
     mark: bytes | None = None
@@ -236,7 +236,7 @@ class Group:
         return b"".join(parts)
 
 
-class Trace(NamedTuple):
+class Trace(msgspec.Struct, frozen=True):
     """By what a write is known when it is answered, and what there will then be to see."""
 
     place: Bucket
@@ -244,7 +244,7 @@ class Trace(NamedTuple):
     after: Sight | None = None
 
 
-class Plan(NamedTuple):
+class Plan(msgspec.Struct, frozen=True):
     """What deciding a group has come to: what to write, and what will be left of it."""
 
     trace: Trace
@@ -702,7 +702,7 @@ def begun(group: Group) -> list[Job]:
 # ── leasing ───────────────────────────────────────────────────────────────────────────────────────
 
 
-class Claim(NamedTuple):
+class Claim(msgspec.Struct, frozen=True):
     """A job that is set aside for us, and what was seen of it then."""
 
     name: bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import astuple
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -71,7 +71,7 @@ _fields = msgspec.msgpack.Decoder(Fields).decode
 _mark = msgspec.msgpack.Decoder(tuple[bytes, int | None, str, bool, datetime, int | None, str | None]).decode
 
 
-class Seen(NamedTuple):
+class Seen(msgspec.Struct, frozen=True, gc=False):
     """A job as it was read, and the revision that it had then."""
 
     revision: bytes

@@ -81,7 +81,8 @@ class RedisStore:
         """Run steps on the calling thread."""
         if not steps:
             return []
-        answers = self._open().run(flows.apply(steps, self._ground))
+        engine = self._ready or self._open()
+        answers = engine.run(flows.apply(steps, self._ground))
         self._bell.ring()
         return answers
 
