@@ -52,6 +52,7 @@ WATCH_EVERY = 0.5  # seconds between looks for cancellation, and between writes 
 SWEEP_EVERY = 5.0
 PRUNE_EVERY = 60.0
 LONGEST_BACKOFF = 15.0
+LEASED_AT_ONCE = 50
 SHORTEST_LEASE = timedelta(milliseconds=10)
 
 LOST = "outlived its lease: the store was away, or a handler kept the GIL, which process=True is for"
@@ -98,6 +99,7 @@ class Worker:
         self.name = name or f"{socket.gethostname()}:{os.getpid()}:{random.randrange(16**4):04x}"  # noqa: S311 - a label
         self.concurrency = concurrency
         self.queues = places(app, queues, concurrency)
+        self._at_once = max(concurrency // 2, LEASED_AT_ONCE)  # so that some run while others are leased
         self._lease = lease
         self._grace = grace
         self._drain = drain
@@ -247,7 +249,7 @@ class Worker:
         seen = self.app.store.pulse()  # before looking, so that no request slips in between unnoticed
         async with self._leasing:
             room = self.concurrency - len(self._runs)
-            started = await self._lease_and_start(room)
+            started = await self._lease_and_start(min(room, self._at_once))
         if not started and self._drain and quiet and await self._is_done():
             return False
         if not started:

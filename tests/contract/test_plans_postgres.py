@@ -14,8 +14,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from onejob.job import Job
 from onejob.stores.sql.postgres.store import PostgresStore
+from onejob.stores.sql.rows import PLAIN
 from onejob.stores.sql.statements import statements
 
 JOBS, HELD, NEXT, MARKS = "onejob_jobs_pkey", "onejob_held", "onejob_next", "onejob_marks_pkey"
@@ -24,10 +24,10 @@ SQL = statements("postgres")
 KEYS = ("'\\x" + "6b" * 64 + "'", "2")  # two keys, and how many they are
 IDS = """'["a", "b"]'"""
 ROWS = """'[{"id": "a", "held_key": "\\\\x6b"}, {"id": "b"}]'"""
-ROW = ("NULL",) * len(Job.__struct_fields__)
+ROW = ("NULL",) * len(PLAIN)
 HOT: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "admit": ((ROWS,), {JOBS, HELD, NEXT}),
-    "admit_one": (ROW, {JOBS, HELD, NEXT}),
+    "admit_plain": (ROW, {JOBS, HELD, NEXT}),
     "lock_jobs": ((IDS,), {JOBS}),
     "lock_predecessors": ((IDS,), {JOBS, HELD}),
     "lock_free_jobs": ((IDS,), {JOBS}),

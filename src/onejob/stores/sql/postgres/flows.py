@@ -29,10 +29,9 @@ from onejob.stores.sql.postgres.records import (
     read_record,
     record_of_mark,
     record_of_tally,
-    row_of,
     shape_of,
 )
-from onejob.stores.sql.rows import Row, micros, read_job, read_mark
+from onejob.stores.sql.rows import Row, is_plain, micros, read_job, read_mark, write_plain
 
 T = TypeVar("T")
 Talk = Generator[Sequence[Ask], list[list[Row]], T]
@@ -128,21 +127,28 @@ def admit(steps: Sequence[Step], now: datetime, before: Sequence[Ask] = ()) -> T
     if not hopes:
         return answer_all(steps, now, hopes, {})
     jobs = [hope.inserts[0] for hope in hopes.values()]
-    rows = (yield [*before, insertion(jobs)])[-1]
+    plain = len(jobs) == 1 and is_plain(jobs[0])
+    insertion = (
+        Ask("admit_plain", write_plain(jobs[0])) if plain else Ask("admit", (array(map(WHOLE, jobs)),))
+    )
+    rows = (yield [*before, insertion])[-1]
     if not rows and len(hopes) == len(steps):
         return [hope.answer for hope in hopes.values()], True
-    return answer_all(steps, now, hopes, refusals(jobs, rows))
+    return answer_all(steps, now, hopes, refusal(jobs[0], rows) if plain else refusals(jobs, rows))
 
 
-def insertion(jobs: Sequence[Job]) -> Ask:
-    """Ask for jobs to be inserted whose keys are free."""
-    return Ask("admit_one", row_of(jobs[0])) if len(jobs) == 1 else Ask("admit", (array(map(WHOLE, jobs)),))
+def plain_insertion(job: Job) -> Ask:
+    """Ask for one job to be inserted, if its key is free."""
+    return Ask("admit_plain", write_plain(job))
+
+
+def refusal(job: Job, rows: Sequence[Row]) -> dict[str, list[Job]]:
+    """Read who stood in a plain job's way, if it was not inserted."""
+    return {job.id: [read_job(row) for row in rows if row[0] is not None]} if rows else {}
 
 
 def refusals(jobs: Sequence[Job], rows: Sequence[Row]) -> dict[str, list[Job]]:
     """Read who stood in the way of jobs that were not inserted, and those of them that were there before."""
-    if len(jobs) == 1:
-        return {jobs[0].id: [read_job(row) for row in rows if row[0] is not None]} if rows else {}
     own = {job.id: job for job in jobs}
     return {
         job_id: [own[job_id]] if there else [read_record(record) for record in standing if record is not None]

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from onejob.job import Job, Mark, State, alter
+from onejob.job import Job, Mark, State
 from onejob.stores.contract import Tally
-from onejob.stores.sql.rows import Row, completed, micros, read_job, started, write_job, write_retry
+from onejob.stores.sql.rows import completed, micros, read_job, started, write_retry
 
 Write = Callable[[Any], Any]
 
@@ -87,14 +87,6 @@ def shape_of(old: Job, new: Job) -> tuple[str, Shape]:
     if new.state is State.COMPLETED and new == completed(old, new):
         return "complete_job", COMPLETED
     return "update_job", CHANGED
-
-
-def row_of(job: Job) -> Row:
-    """Make the parameters of a job, column by column."""
-    if job.partition or job.reason or job.worker:
-        texts = {name: getattr(job, name) for name in ("partition", "reason", "worker")}
-        job = alter(job, **{name: text and legible(text) for name, text in texts.items()})
-    return write_job(job)
 
 
 def record_of_mark(mark: Mark) -> dict[str, Any]:

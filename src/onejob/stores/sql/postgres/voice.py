@@ -23,7 +23,8 @@ TEXTS = statements("postgres")
 SQL = {name: text.encode() for name, text in TEXTS.items()}
 NAMES = {name: b"onejob_" + name.encode() for name in TEXTS}
 BINARY = 1
-AS_THEY_ARE = (str, bytes)
+BYTES = {bytes, bytearray}
+AS_THEY_ARE = (str, bytes, bytearray)
 FAILED, SYNC, BAD = int(ExecStatus.FATAL_ERROR), int(ExecStatus.PIPELINE_SYNC), int(ConnStatus.BAD)
 
 
@@ -62,7 +63,7 @@ class Voice:
         link.enter_pipeline_mode()
         for ask in asks:
             given = ask.parameters
-            values = [v if v is None or v.__class__ is bytes else str(v).encode() for v in given]
+            values = [v if v is None or v.__class__ in BYTES else str(v).encode() for v in given]
             formats = [isinstance(v, AS_THEY_ARE) for v in given]  # text may hold a NUL; numbers go as text
             if self._prepares:
                 self._prepare(ask.name)
