@@ -293,15 +293,18 @@ async def test_the_doctor_says_that_nobody_answers() -> None:
 # ── types, scripts, connections ───────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("name", ["jobs", "held", "next", "counts", "keyed", 'state:["","available"]'])
+@pytest.mark.parametrize(
+    "name", ["jobs", "held", "next", "counts", "keyed", 'state:["","available"]', 'due:["","default","mail"]']
+)
+@pytest.mark.parametrize("number", [1, 2])
 async def test_a_key_of_another_type_is_refused_before_anything_is_written(
-    app: App, server: Redis, name: str
+    app: App, server: Redis, name: str, number: int
 ) -> None:
     mail = mailer(app, Unique())
     server.rpush(f"{{onejob:0}}:{name}", "foreign")
     before = {key: server.dump(key) for key in server.keys("*")}
     with pytest.raises(SchemaMismatch, match="give another \\?prefix="):
-        await mail.enqueue(1)
+        await app.enqueue_many([mail.call(i) for i in range(number)])
     after = {key: server.dump(key) for key in server.keys("*") if key != b"{onejob:0}:meta"}
     assert after == before
 

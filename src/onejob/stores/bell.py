@@ -22,7 +22,11 @@ class Bell:
             if not self._waiting:
                 return
             waiting, self._waiting = self._waiting, []
+        here = asyncio._get_running_loop()  # noqa: SLF001 - None where there is none, and the other one raises
         for loop, future in waiting:
+            if loop is here:
+                _wake(future)
+                continue
             with contextlib.suppress(RuntimeError):  # its loop has closed
                 loop.call_soon_threadsafe(_wake, future)
 

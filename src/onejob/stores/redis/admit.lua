@@ -24,10 +24,10 @@ if holder or successor or mark or not id then
 end
 
 -- All of it is new, so what a key of another type keeps from being written can be taken back.
-local function take_back(number, reply)
+local function take_back(number, last, reply)
   call('HDEL', jobs, id)
-  for i = SETS + 1, number - 1 do call('ZREM', KEYS[i], ARGV[WORDS + 2 * (i - SETS)]) end
-  if string.find(reply.err, 'WRONGTYPE', 1, true) == nil then return reply end
+  for i = SETS + 1, last do call('ZREM', KEYS[i], ARGV[WORDS + 2 * (i - SETS)]) end
+  if not string.find(reply.err, 'WRONGTYPE', 1, true) then return reply end
   return redis.error_reply('FOREIGN ' .. KEYS[number] .. ' is a ' .. call('TYPE', KEYS[number]).ok)
 end
 
@@ -35,13 +35,10 @@ call('HSET', jobs, id, ARGV[5])
 for i = SETS + 1, #KEYS do
   local word = WORDS + 2 * (i - SETS)
   local reply = pcall('ZADD', KEYS[i], ARGV[word - 1], ARGV[word])
-  if type(reply) == 'table' then return take_back(i, reply) end
+  if type(reply) == 'table' then return take_back(i, i - 1, reply) end
 end
 local reply = pcall('HINCRBY', counts, ARGV[8], 1)
-if type(reply) == 'table' then
-  KEYS[#KEYS + 1] = counts
-  return take_back(#KEYS, reply)
-end
+if type(reply) == 'table' then return take_back(SETS, #KEYS, reply) end
 if ARGV[6] == '1' then call('HSET', held, key, id) end
 if ARGV[7] ~= '' then call('HSET', marks, key, ARGV[7]) end
 if ARGV[10] ~= '' then call('PUBLISH', ARGV[9], ARGV[10]) end

@@ -12,7 +12,7 @@
 -- and who stands for its key.
 
 local call, sub = redis.call, string.sub
-local jobs, held, next, marks, active = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local jobs, active = KEYS[1], KEYS[5]
 local timed, paused = KEYS[7], KEYS[8]
 local now, lapses, total, most, start = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local FIXED, RANK, PARTITION, PAST, CLAIMED, VISITED = 8, 24, 16, 30, 8, 200
@@ -21,22 +21,31 @@ local NOBODY = string.rep('\0', PARTITION)
 local ripe = call('ZRANGEBYSCORE', timed, '-inf', now, 'LIMIT', 0, most)
 if #ripe > 0 then return {ripe, {}} end
 
--- A member begins with 24 bytes that sort like the job's rank; as four numbers, because `<` on strings would
--- follow the server's locale. The id follows, and, after a zero byte, the partition if there is one.
+-- A member begins with 24 bytes that sort like the job's rank. The id follows, and, after a zero byte, the partition
+-- if there is one.
 local function ranked(set, member)
-  local one, bytes = {set = set, member = member}, {string.byte(member, 1, RANK)}
+  local tail = string.find(member, '\0', RANK + 1, true)
+  return {
+    set = set,
+    member = member,
+    id = sub(member, RANK + 1, tail and tail - 1),
+    partition = tail and sub(member, tail + 1),
+  }
+end
+
+-- The rank as four numbers, because `<` on strings would follow the server's locale; most often nobody asks.
+local function weigh(one)
+  local bytes = {string.byte(one.member, 1, RANK)}
   for i = 1, 4 do
     local number = 0
     for j = 6 * i - 5, 6 * i do number = number * 256 + bytes[j] end
     one[i] = number
   end
-  local tail = string.find(member, '\0', RANK + 1, true)
-  one.id = sub(member, RANK + 1, tail and tail - 1)
-  one.partition = tail and sub(member, tail + 1)
-  return one
 end
 
 local function before(a, b)
+  if not a[1] then weigh(a) end
+  if not b[1] then weigh(b) end
   for i = 1, 4 do
     if a[i] ~= b[i] then return a[i] < b[i] end
   end
@@ -172,24 +181,51 @@ while at <= #ARGV do
   sources = sources + given
 end
 
+-- ── what is known of them ──
+
+local CHUNK = 1000 -- words of a command
+
+local function fetch(number, fields)
+  local found = {}
+  for first = 1, #fields, CHUNK do
+    local some = call('HMGET', KEYS[number], unpack(fields, first, math.min(first + CHUNK - 1, #fields)))
+    for i = 1, #some do found[#found + 1] = some[i] end
+  end
+  return found
+end
+
 local function job(id)
   return id and call('HGET', jobs, id)
 end
 
-local answers = {}
-for i, one in ipairs(best(chosen, total, sources < 2)) do
-  if lapses ~= '' then call('ZADD', KEYS[one.set], lapses, one.member) end
-  local id = one.id
-  local record = job(id)
-  local answer = {one.set, one.member, record, false, false, false, false, false}
-  if record and string.byte(record, 9) > 0 then
-    local key = sub(record, 10, 9 + string.byte(record, 9))
-    answer[4] = call('HGET', held, key)
-    answer[5] = answer[4] ~= id and job(answer[4])
-    answer[6] = call('HGET', next, key)
-    answer[7] = job(answer[6])
-    answer[8] = call('HGET', marks, key)
+local ids, claims = {}, {}
+chosen = best(chosen, total, sources < 2)
+for i, one in ipairs(chosen) do
+  ids[i] = one.id
+  local claim = claims[one.set] or {}
+  claim[#claim + 1] = lapses
+  claim[#claim + 1] = one.member
+  claims[one.set] = claim
+end
+for set, claim in pairs(lapses ~= '' and claims or {}) do
+  for first = 1, #claim, CHUNK do
+    call('ZADD', KEYS[set], unpack(claim, first, math.min(first + CHUNK - 1, #claim)))
   end
-  answers[i] = answer
+end
+
+local records, keys, keyed, answers = fetch(1, ids), {}, {}, {}
+for i, one in ipairs(chosen) do
+  local record = records[i]
+  answers[i] = {one.set, one.member, record, false, false, false, false, false}
+  if record and string.byte(record, 9) > 0 then
+    keys[#keys + 1] = sub(record, 10, 9 + string.byte(record, 9))
+    keyed[#keys] = i
+  end
+end
+local holders, successors, seals = fetch(2, keys), fetch(3, keys), fetch(4, keys)
+for k, i in ipairs(keyed) do
+  local answer, holder, successor = answers[i], holders[k], successors[k]
+  answer[4], answer[6], answer[8] = holder, successor, seals[k]
+  answer[5], answer[7] = holder ~= ids[i] and job(holder), job(successor)
 end
 return {ripe, answers}

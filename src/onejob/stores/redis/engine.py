@@ -66,6 +66,7 @@ class Engine:
         self.nodes = Nodes(target, [place.tag for place in ground.buckets])
         self._spare: dict[Node, list[Cord]] = {}
         self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Line] = weakref.WeakKeyDictionary()
+        self._line: Line | None = None  # the last one that was asked for
         self._door = threading.Lock()
         self._closed = False
 
@@ -171,11 +172,11 @@ class Engine:
     @property
     def line(self) -> Line:
         """The running event loop's own connections."""
-        loop = asyncio.get_running_loop()
-        line = self._lines.get(loop)
-        if line is None:
+        loop, line = asyncio.get_running_loop(), self._line
+        if line is None or line.loop() is not loop:
             with self._door:
-                line = self._lines.setdefault(loop, Line(self.target, self.nodes, self.clock))
+                line = self._lines.get(loop) or Line(self.target, self.nodes, self.clock)
+                self._line = self._lines[loop] = line
         return line
 
     def close_spare(self) -> None:

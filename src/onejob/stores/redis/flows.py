@@ -11,7 +11,6 @@ import random
 import struct
 from collections import Counter as Tally
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
@@ -47,7 +46,7 @@ COMMANDS = {"HSET": 1, "HDEL": 2, "ZADD": 3, "ZREM": 4}  # as `swap` knows them
 RINGING = TERMINAL | TIMED | {State.AVAILABLE}  # states that somebody may wait for
 
 
-class Ask(NamedTuple):
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """One question to a bucket: a script by name, or a plain command."""
 
     bucket: int
@@ -57,7 +56,9 @@ class Ask(NamedTuple):
 
     def again(self) -> Ask:
         """Make the same question, for when nobody knows whether it came through."""
-        return self._replace(words=(AGAIN, *self.words[1:])) if self.script in WRITING else self
+        if self.script not in WRITING:
+            return self
+        return msgspec.structs.replace(self, words=(AGAIN, *self.words[1:]))
 
 
 Flow = Generator["Ask | Iterable[Ask]", Any, T]
@@ -69,11 +70,10 @@ Clock = Callable[[], datetime]
 # ── what was seen ─────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(slots=True)
-class Sight:
+class Sight(msgspec.Struct, eq=False):
     """Jobs and a key as they were seen, or are guessed to be."""
 
-    jobs: dict[str, Seen] = field(default_factory=dict)
+    jobs: dict[str, Seen] = msgspec.field(default_factory=dict)
     held: str | None = None
     next: str | None = None
     mark: bytes | None = None
@@ -236,7 +236,7 @@ class Group:
         return b"".join(parts)
 
 
-class Trace(NamedTuple):
+class Trace(msgspec.Struct, frozen=True):
     """By what a write is known when it is answered, and what there will then be to see."""
 
     place: Bucket
@@ -244,7 +244,7 @@ class Trace(NamedTuple):
     after: Sight | None = None
 
 
-class Plan(NamedTuple):
+class Plan(msgspec.Struct, frozen=True):
     """What deciding a group has come to: what to write, and what will be left of it."""
 
     trace: Trace
@@ -639,14 +639,12 @@ class Script:
 
     def add(self, group: Group, plan: Plan) -> None:
         """Write a plan, if what it relies on is still so."""
-        words = [group.key or b"", group.expected()]
-        words += [job_id.encode() for job_id in group.ids]
-        words += plan.fresh
+        words = [group.key or b"", group.expected(), *map(str.encode, group.ids), *plan.fresh]
+        limits = self._limits(group) if group.limits or group.rates else ()
+        words += limits
         counters: list[int] = []
         for counter, by in plan.counters:
             counters += (self._counter(counter), by)
-        limits = self._limits(group)
-        words += limits
         lists, writes = self._lists, []
         for command in plan.commands:
             slot = command[:2]
@@ -683,20 +681,17 @@ class Script:
 
     def ask(self) -> Ask:
         """Make the question."""
-        head = [len(self._lists)]
+        numbers, head = self._numbers, [len(self._lists)]
         for command, name in self._lists:
-            head += (COMMANDS[command], self._number(name))
+            head += (COMMANDS[command], numbers.get(name) or numbers.setdefault(name, len(numbers) + 1))
         head.append(len(self._counters))
-        head += [self._number(name) for name, _ in self._counters]
-        head += [len(field) for _, field in self._counters]
-        numbers = (len(head), *head, *self._runs)
-        plan = struct.pack(f"<{len(numbers)}i", *numbers)
-        text = b"".join([*(field for _, field in self._counters), *self._words])
-        words = (FIRST, self._ground.channel, self._ground.voice, plan, text)
-        return Ask(self._place.number, words, "swap", tuple(self._numbers))
-
-    def _number(self, name: bytes) -> int:
-        return self._numbers.get(name) or self._numbers.setdefault(name, len(self._numbers) + 1)
+        head += [numbers[name] for name, _ in self._counters]
+        fields = [field for _, field in self._counters]
+        head += map(len, fields)
+        plan = (len(head), *head, *self._runs)
+        said = (struct.pack(f"<{len(plan)}i", *plan), b"".join(fields + self._words))
+        words = (FIRST, self._ground.channel, self._ground.voice, *said)
+        return Ask(self._place.number, words, "swap", tuple(numbers))
 
 
 def begun(group: Group) -> list[Job]:
@@ -707,7 +702,7 @@ def begun(group: Group) -> list[Job]:
 # ── leasing ───────────────────────────────────────────────────────────────────────────────────────
 
 
-class Claim(NamedTuple):
+class Claim(msgspec.Struct, frozen=True):
     """A job that is set aside for us, and what was seen of it then."""
 
     name: bytes
@@ -738,6 +733,8 @@ class Rooms(NamedTuple):
 
     def after(self, started: Sequence[Job]) -> Rooms:
         """Tell what is left when jobs have been started."""
+        if not started:
+            return self
         begun = Tally(job.queue for job in started)
         left = {queue: most - begun[queue] for queue, most in self.queues.items() if most > begun[queue]}
         if self.deadline is None:  # the server counts
@@ -963,7 +960,8 @@ def begin(
     }
     begun = [answer for _, answer in sorted(answers.items()) if isinstance(answer, Job)]
     left = [one for position, one in enumerate(claims) if not isinstance(answers.get(position), Job)]
-    yield from let_go(left)
+    if left:
+        yield from let_go(left)
     return begun, bool(left)
 
 

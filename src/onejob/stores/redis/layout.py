@@ -213,7 +213,7 @@ def moving(place: Bucket, job: Job, name: bytes) -> Entries:
         found[place.timed] = found[lot.awaited] = (b"%d" % micros(job.run_at), name)
     elif state in TERMINAL and job.finished_at is not None:
         found[lot.ended[state]] = (b"%d" % micros(job.finished_at), name)
-        if job.returns_at is not None:
+        if state is State.DISCARDED and job.returns_at is not None:
             found[lot.returning] = (b"%d" % micros(job.returns_at), name)
     if job.expires_at is not None and state in UNSTARTED:
         found[place.expiring] = (b"%d" % micros(job.expires_at), name)
@@ -273,7 +273,8 @@ def moves(place: Bucket, old: Job | None, new: Job | None, name: bytes) -> list[
     """Write what changes in the indexes when a job comes, changes or goes; None stands for absence."""
     if old is not None and new is not None:
         before, after = moving(place, old, name), moving(place, new, name)
-        if old.blockers != new.blockers or (old.state in TERMINAL) != (new.state in TERMINAL):
+        blocked = old.blockers is not None or new.blockers is not None
+        if blocked and (old.blockers != new.blockers or old.is_terminal != new.is_terminal):
             before |= waiting(place, old, name)
             after |= waiting(place, new, name)
     else:

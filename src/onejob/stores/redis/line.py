@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -23,6 +24,7 @@ T = TypeVar("T")
 
 CLOSING = 5.0  # seconds for what is under way
 EAR_PAUSE = 1.0  # seconds between two tries to listen again
+CROWD = 8  # requests that are worth a flight beside another
 
 Request = tuple[Sequence[Step], "asyncio.Future[list[Any]]"]
 
@@ -45,13 +47,14 @@ class Line:
         self._target = target
         self._nodes = nodes
         self._clock = clock
+        self.loop = weakref.ref(asyncio.get_running_loop())
         self._wires: dict[Node, Wire] = {}
         self._opening = asyncio.Lock()
         self._ear: Ear | None = None
         self._listening: asyncio.Task[None] | None = None
         self._gathered: list[Request] = []
-        self._working: asyncio.Task[None] | None = None
-        self._busy = False
+        self._flights: set[asyncio.Task[None] | None] = set()  # None is the one that goes alone
+        self._aboard = 0  # requests that are under way
         self._crowded = False  # whether the last steps that were applied were several tasks'
         self._running = 0  # flows under way
         self._idle = asyncio.Event()
@@ -148,51 +151,50 @@ class Line:
     # ── applying together ─────────────────────────────────────────────────────────────────────────
 
     async def apply(self, steps: Sequence[Step], ground: Ground) -> list[Any]:
-        """Apply steps at once, or with all that has gathered when what is under way has come back."""
-        if self._busy:
-            return await self._gather(steps)
-        if self._crowded:  # those who were answered together will ask again together: let them
-            mine = self._gather(steps)
-            self._hand_over(ground)
-            return await mine
-        self._busy = True
+        """Apply steps at once, or with all that has gathered when there is a flight for them."""
+        if self._flights or self._crowded:  # those who were answered together will ask again together
+            future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+            self._gathered.append((steps, future))
+            self._take_off(ground)
+            return await future
+        self._flights.add(None)
+        self._aboard += 1
         try:
             return await self.run(apply(steps, ground))
         finally:
-            self._busy = False
-            self._hand_over(ground)
+            self._land(None, 1, ground)
 
-    def _gather(self, steps: Sequence[Step]) -> asyncio.Future[list[Any]]:
-        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._gathered.append((steps, future))
-        return future
+    def _take_off(self, ground: Ground) -> None:
+        """Let a task of its own go on with what has gathered by the loop's next turn.
 
-    def _hand_over(self, ground: Ground) -> None:
-        """Let a task of its own go on with what has gathered meanwhile."""
-        if self._gathered:
-            self._busy = True
-            self._working = asyncio.create_task(self._work_on(ground))
+        What is under way comes back first, unless there is a crowd: then half of it is decided here while the
+        server writes the other half.
+        """
+        most = 1 if len(self._gathered) < CROWD else 2
+        if self._gathered and len(self._flights) < most:
+            self._flights.add(asyncio.create_task(self._work(ground)))
 
-    async def _work_on(self, ground: Ground) -> None:
-        try:
-            while self._gathered:
-                await self._work(ground)
-                await asyncio.sleep(0)  # whoever was answered may ask again
-        finally:
-            self._busy = False
+    def _land(self, flight: asyncio.Task[None] | None, number: int, ground: Ground) -> None:
+        self._flights.discard(flight)
+        self._aboard -= number
+        self._take_off(ground)
 
     async def _work(self, ground: Ground) -> None:
         """Apply what has gathered in one go; if that fails, each alone, so that only the guilty one fails.
 
         This runs in a task of its own, for whoever asked may be cancelled, and the others not with it.
         """
-        taken, self._gathered = self._gathered, []
+        most = max(CROWD, (len(self._gathered) + self._aboard + 1) // 2)
+        taken, self._gathered = self._gathered[:most], self._gathered[most:]
         self._crowded = len(taken) > 1
+        self._aboard += len(taken)
         try:
             await self._answer(taken, ground)
         except asyncio.CancelledError:
             fail(taken, StoreError("The event loop is closing: nobody knows whether this was stored."))
             raise
+        finally:
+            self._land(asyncio.current_task(), len(taken), ground)
 
     async def _answer(self, taken: Sequence[Request], ground: Ground) -> None:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import astuple
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -71,7 +71,7 @@ _fields = msgspec.msgpack.Decoder(Fields).decode
 _mark = msgspec.msgpack.Decoder(tuple[bytes, int | None, str, bool, datetime, int | None, str | None]).decode
 
 
-class Seen(NamedTuple):
+class Seen(msgspec.Struct, frozen=True, gc=False):
     """A job as it was read, and the revision that it had then."""
 
     revision: bytes
@@ -81,13 +81,19 @@ class Seen(NamedTuple):
 @lru_cache(maxsize=1024)
 def write_retry(retry: Retry) -> bytes:
     """Write a retry policy; there are few, so they are kept."""
-    return _encode(astuple(retry))
+    return _encode(astuple(same(retry)))
 
 
 @lru_cache(maxsize=1024)
 def read_retry(data: bytes) -> Retry:
     """Read a retry policy."""
-    return Retry(*msgspec.msgpack.decode(data))
+    return same(Retry(*msgspec.msgpack.decode(data)))
+
+
+@lru_cache(maxsize=1024)
+def same(retry: Retry) -> Retry:
+    """Give one object for all that are equal, so that looking it up compares nothing."""
+    return retry
 
 
 def write_job(job: Job, revision: bytes) -> bytes:

@@ -72,7 +72,8 @@ class RedisStore:
         """Run steps in scripts that they share with whoever else is waiting."""
         if not steps:
             return []
-        answers = await (await self._opened()).line.apply(steps, self._ground)
+        engine = self._ready or await self._opened()
+        answers = await engine.line.apply(steps, self._ground)
         self._bell.ring()
         return answers
 
@@ -80,7 +81,8 @@ class RedisStore:
         """Run steps on the calling thread."""
         if not steps:
             return []
-        answers = self._open().run(flows.apply(steps, self._ground))
+        engine = self._ready or self._open()
+        answers = engine.run(flows.apply(steps, self._ground))
         self._bell.ring()
         return answers
 
@@ -178,23 +180,26 @@ class RedisStore:
     # ── opening and closing ───────────────────────────────────────────────────────────────────────
 
     async def _await(self, flow: Flow[T]) -> T:
-        return await (await self._opened()).line.run(flow)
+        return await (self._ready or await self._opened()).line.run(flow)
 
     async def _opened(self) -> Engine:
-        """Give the open store; open it on another thread, so that nobody here waits for the network."""
-        engine = self._engine
-        if engine is not None and engine.generation == generation():
+        """Open the store on another thread, so that nobody here waits for the network."""
+        if (engine := self._ready) is not None:
             return engine
         return await asyncio.to_thread(self._open)
 
-    def _open(self) -> Engine:
+    @property
+    def _ready(self) -> Engine | None:
+        """The open store, if it is open in this process."""
         engine = self._engine
-        if engine is not None and engine.generation == generation():
+        return engine if engine is not None and engine.generation == generation() else None
+
+    def _open(self) -> Engine:
+        if (engine := self._ready) is not None:
             return engine
         with self._opening:
-            if self._engine is None or self._engine.generation != generation():
-                self._engine = self._prepared()
-            return self._engine
+            engine = self._engine = self._ready or self._prepared()
+            return engine
 
     def _prepared(self) -> Engine:
         """Connect, refuse what cannot be used, and write down how jobs are laid out."""
