@@ -515,6 +515,16 @@ async def test_a_full_queue_refuses_what_would_add_a_job(app: App) -> None:
     assert len(await everything(app)) == 4
 
 
+async def test_a_request_is_not_in_its_own_way(app: App) -> None:
+    """A store that first hopes for a free key must not count what it hoped for."""
+    app.queue("small", max_depth=2)
+    mail = mailer(app, Unique(by="to"), queue="small")
+    await mail.enqueue(1)
+    assert (await mail.options(force=True).enqueue(1)).outcome is Outcome.FORCED
+    with pytest.raises(QueueFull):
+        await mail.options(force=True).enqueue(1)
+
+
 async def test_what_runs_or_has_ended_does_not_count(app: App) -> None:
     app.queue("small", max_depth=1)
     mail = mailer(app, queue="small")

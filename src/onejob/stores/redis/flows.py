@@ -398,11 +398,7 @@ def apply(steps: Sequence[Step], ground: Ground) -> Flow[list[Any]]:
 def apply_together(steps: Sequence[Step], ground: Ground) -> Flow[list[Any]]:
     """Apply steps; those on one key or job are one group."""
     groups = yield from arrange(steps, ground)
-    if queues := {step.queue for step in steps if step.queue is not None}:
-        depths = yield from count_waiting(queues, ground)
-        for group in groups:
-            group.depths = depths
-    yield from commit(groups, ground)
+    yield from commit(groups, ground, {step.queue for step in steps if step.queue is not None})
     answers: list[Any] = [None] * len(steps)
     for group in groups:
         for (position, _), answer in zip(group.steps, group.answers, strict=True):
@@ -531,10 +527,17 @@ def look_in(wanted: Sequence[tuple[Bucket, str]], ground: Ground) -> Flow[list[t
     ]
 
 
-def commit(groups: Sequence[Group], ground: Ground) -> Flow[None]:
-    """Decide and write groups until each has been written as it was decided, or patience ends."""
+def commit(groups: Sequence[Group], ground: Ground, queues: Collection[tuple[str, str]] = ()) -> Flow[None]:
+    """Decide and write groups until each has been written as it was decided, or patience ends.
+
+    They are shown how many jobs wait in `queues`.
+    """
     left, ends = groups, monotonic() + ground.patience
     while left:
+        if queues:  # anew each time, for what was tried in vain is not there
+            depths = yield from count_waiting(queues, ground)
+            for group in left:
+                group.depths = depths
         sent: list[tuple[Group, Trace]] = []
         asks = scripts(left, ground, sent)
         if (first := next(asks, None)) is None:
