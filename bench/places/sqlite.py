@@ -11,18 +11,18 @@ from urllib.parse import parse_qs, urlsplit
 
 from bench.places import Place, Trace, Written
 from onejob.job import Job
-from onejob.stores.sql.rows import write_job
+from onejob.stores.sql.rows import PLAIN, write_plain
 from onejob.stores.sql.sqlite import SQLiteStore
 from onejob.stores.sql.statements import statements
 
-INSERT = statements("sqlite")["insert_job"]
+INSERT = statements("sqlite")["insert_plain_job"]
 HOLDER = "SELECT * FROM onejob_jobs WHERE held_key = ?"
 NEWEST = "SELECT args FROM onejob_jobs ORDER BY id DESC LIMIT 1"
 INDEXES = """
     SELECT name, sql FROM sqlite_schema
     WHERE type = 'index' AND tbl_name = 'onejob_jobs' AND sql IS NOT NULL
 """
-HELD_KEY = Job.__struct_fields__.index("held_key")
+HELD_KEY = PLAIN.index("held_key")
 
 # What the rows of a crowd have of their own; all else is copied from a row that was admitted.
 OWN = {
@@ -130,7 +130,7 @@ class SQLite:
         """Copy one row many times over; indexes are made afterwards, which is quicker."""
         say(f"{finished + live:,} jobs")
         with closing(connect(url)) as connection:
-            connection.execute(INSERT, write_job(sample))
+            connection.execute(INSERT, write_plain(sample))
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("PRAGMA cache_size = -262144")
             indexes = connection.execute(INDEXES).fetchall()
@@ -182,7 +182,7 @@ class Bare:
 
     def prepare(self, jobs: Sequence[Job]) -> list[Written]:
         """Make rows."""
-        return [write_job(job) for job in jobs]
+        return [write_plain(job) for job in jobs]
 
     def each(self, rows: Sequence[Written]) -> None:
         """Insert with one commit each."""
@@ -215,7 +215,7 @@ class Bare:
 
     def send(self, job: Job) -> None:
         """Insert; who watches polls."""
-        self._connection.execute(INSERT, write_job(job))
+        self._connection.execute(INSERT, write_plain(job))
 
     async def close(self) -> None:
         """Close the file."""

@@ -62,6 +62,7 @@ SCHEDULED = b"s" * 32  # the key of a schedule, which only ticks ask for
 TASKS = ("index", "mail")
 REPLAY = Replay(times=2, after=2, factor=2, cap=4)
 QUEUES = ("default", "bulk")
+DEEPEST = {QUEUES[-1]: 3}  # how many jobs may wait in a queue
 WINDOWS = (3, 20)
 ALL = 100_000
 
@@ -471,6 +472,7 @@ class StoresAgree(RuleBasedStateMachine):
             expires_in=None if wish.expires is None else timedelta(seconds=wish.expires),
             force=wish.force,
             running_chain=None if inside is None else inside.chain_id,
+            max_depth=DEEPEST.get(wish.queue),
         )
 
     def some(self, which: int, *, active: bool = False) -> Job:
@@ -614,6 +616,26 @@ class StoresAgree(RuleBasedStateMachine):
     def settle_together(self, endings: list[Result]) -> None:
         running = [job for job in self.jobs.values() if job.state is State.ACTIVE]
         self.apply(*(settlement(*pair) for pair in zip(running, endings, strict=False)))
+
+    @precondition(any_active)
+    @rule(endings=st.lists(results(), min_size=1, max_size=4), most=st.integers(1, 3))
+    def end_some_and_start_others(self, endings: list[Result], most: int) -> None:
+        running = [job for job in self.jobs.values() if job.state is State.ACTIVE]
+        steps = [settlement(*pair) for pair in zip(running, endings, strict=False)]
+        wanted = Lease(
+            namespace="",
+            worker="t",
+            queues=dict.fromkeys(QUEUES, ALL),
+            total=ALL,
+            duration=timedelta(seconds=5),
+            tasks=TASKS,
+            limits=dict.fromkeys(QUEUES, most),
+        )
+
+        async def act(app: App) -> list[Any]:
+            return list(await app.store.turn(steps, wanted))
+
+        self.leases += self.both(act)[1]
 
     @precondition(any_active)
     @rule(wish=wishes(), which=st.integers(0, 5))

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from onejob.errors import AdmissionBusy, StoreUnavailable
 from onejob.forks import generation
 from onejob.job import Changes, View
+from onejob.stores.book import attempt
 from onejob.stores.contract import Step
 from onejob.stores.lane import Closed, Lane
 from onejob.stores.sql import flows
@@ -111,8 +112,10 @@ class Engine:
 
     def _foresee(self, step: Step) -> Changes:
         """Tell what a step would change, from one consistent read and without the lock."""
-        if flows.is_simple(step):  # this takes one statement only
-            changes = drive(flows.foresee(step, self._clock()), partial(ask, self._cursor))
+        changes: Changes
+        if step.key is not None and flows.is_simple(step):  # one statement shows all that it needs
+            rows = self._cursor.execute(SQL["standing"], (step.key,)).fetchall()
+            changes = attempt(step, flows.shown(step.key, rows, self._clock()))
         else:
             changes = self._run_read_on(self._cursor, partial(flows.foresee, step))
         self._absorbing = changes.is_empty

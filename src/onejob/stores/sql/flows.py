@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from datetime import datetime
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -55,6 +56,8 @@ Plan = Callable[[datetime], Flow[Any]]
 """Makes the flow that is to be driven, once the time is known."""
 
 Ledger = list[tuple[str, Any]]
+UPDATES = frozenset({"update_job", "start_job", "complete_job"})  # the id is last in their rows
+INSERTS = frozenset({"insert_job", "insert_plain_job"})  # and first in these
 
 
 # ── steps ─────────────────────────────────────────────────────────────────────────────────────────
@@ -81,24 +84,25 @@ def settle(step: Step, now: datetime) -> Flow[Changes]:
 
 def foresee(step: Step, now: datetime) -> Flow[Changes]:
     """Tell what a step would change."""
-    if step.key is not None and is_simple(step):
-        rows = yield Ask("standing", (step.key,))
-        return attempt(step, shown(step.key, rows, now))
     book = Book()
     yield from load(book, [step])
     return attempt(step, book.view(step, now))
 
 
 def is_simple(step: Step) -> bool:
-    """Tell whether a step is settled by who stands for its key, and by nothing else."""
+    """Tell whether a step is settled by who stands for its key, if it has one, and by nothing else."""
     return not step.marks and step.job_id is None and step.queue is None
 
 
 def shown(key: bytes, rows: Sequence[Row], now: datetime) -> View:
     """Show who stands for a key, by their rows."""
-    jobs = [read_job(row) for row in rows]
-    holder = next((job for job in jobs if job.held_key == key), None)
-    return View(now, None, holder, next((job for job in jobs if job.next_key == key), None))
+    holder = successor = None
+    for job in map(read_job, rows):
+        if job.held_key == key:
+            holder = job
+        else:
+            successor = job
+    return View(now, None, holder, successor)
 
 
 def load(book: Book, steps: Sequence[Step]) -> Flow[None]:
@@ -206,9 +210,17 @@ def waits(old: Job | None, new: Job | None) -> Ledger:
 
 def write(ledger: Ledger) -> Flow[None]:
     """Write the ledger in its order; neighbours of one kind go together."""
-    for name, entries in groupby(ledger, key=lambda entry: entry[0]):
+    for name, entries in groupby(arranged(ledger), key=itemgetter(0)):
         rows = [row for _, row in entries]
         yield Ask(name, rows[0]) if len(rows) == 1 else Ask(name, rows, many=True)
+
+
+def arranged(ledger: Ledger) -> Ledger:
+    """Let inserts come after updates, if no job is written twice: whoever takes a key still finds it free."""
+    updates = [entry for entry in ledger if entry[0] in UPDATES]
+    inserts = [entry for entry in ledger if entry[0] in INSERTS]
+    written = {row[-1] for _, row in updates} | {row[0] for _, row in inserts}
+    return updates + inserts if len(written) == len(ledger) else ledger
 
 
 # ── leasing ───────────────────────────────────────────────────────────────────────────────────────

@@ -133,12 +133,10 @@ def write_plain(job: Job) -> Row:
     )
 
 
-PLAIN = frozenset(
-    {
-        *("id", "namespace", "task", "queue", "state", "priority", "run_at", "place", "created_at", "args"),
-        *("meta", "payload_digest", "retry", "chain_id", "key", "held_key", "holds", "traits", "held_at"),
-        *("chain_index", "parent_id", "following"),
-    }
+PLAIN = (
+    *("id", "namespace", "task", "queue", "state", "priority", "run_at", "place", "created_at", "args"),
+    *("meta", "payload_digest", "retry", "chain_id", "key", "held_key", "holds", "traits", "held_at"),
+    *("chain_index", "parent_id", "following"),
 )
 RARE = {field.name: field.default for field in fields(Job) if field.name not in PLAIN}
 _rare = attrgetter(*RARE)
