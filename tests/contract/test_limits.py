@@ -525,6 +525,15 @@ async def test_a_request_is_not_in_its_own_way(app: App) -> None:
         await mail.options(force=True).enqueue(1)
 
 
+async def test_a_duplicate_takes_no_place_from_others_of_its_batch(app: App) -> None:
+    app.queue("small", max_depth=3)
+    mail, note = mailer(app, Unique(by="to"), queue="small"), mailer(app, name="note", queue="small")
+    await mail.enqueue(1)
+    calls = [note.call(1), mail.call(1), mail.call(1), note.call(2), note.call(3)]
+    outcomes = [one.outcome for one in await app.enqueue_many(calls)]
+    assert outcomes == ["created", "kept", "kept", "created", "rejected"]
+
+
 async def test_what_runs_or_has_ended_does_not_count(app: App) -> None:
     app.queue("small", max_depth=1)
     mail = mailer(app, queue="small")

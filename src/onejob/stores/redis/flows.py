@@ -398,12 +398,24 @@ def apply(steps: Sequence[Step], ground: Ground) -> Flow[list[Any]]:
 def apply_together(steps: Sequence[Step], ground: Ground) -> Flow[list[Any]]:
     """Apply steps; those on one key or job are one group."""
     groups = yield from arrange(steps, ground)
-    yield from commit(groups, ground, {step.queue for step in steps if step.queue is not None})
+    queues = {step.queue for step in steps if step.queue is not None}
+    if queues:
+        yield from see_first(groups, ground)
+    yield from commit(groups, ground, queues)
     answers: list[Any] = [None] * len(steps)
     for group in groups:
         for (position, _), answer in zip(group.steps, group.answers, strict=True):
             answers[position] = answer
     return answers
+
+
+def see_first(groups: Sequence[Group], ground: Ground) -> Flow[None]:
+    """See who stands for keys, where a wrong guess would take a place in a queue from somebody else."""
+    unseen = [(group, group.key) for group in groups if group.sight is NOTHING and group.key is not None]
+    asks = [standing(key, group.depth, ground.home(key)) for group, key in unseen]
+    replies = (yield asks) if asks else []
+    for (group, key), reply in zip(unseen, replies, strict=True):
+        group.sight = read_sight(ground.home(key), reply)
 
 
 def count_waiting(queues: Collection[tuple[str, str]], ground: Ground) -> Flow[dict[tuple[str, str], int]]:
