@@ -534,6 +534,14 @@ async def test_a_duplicate_takes_no_place_from_others_of_its_batch(app: App) -> 
     assert outcomes == ["created", "kept", "kept", "created", "rejected"]
 
 
+async def test_whoever_comes_first_in_a_batch_gets_the_last_place(app: App) -> None:
+    app.queue("small", max_depth=3)
+    mail = mailer(app, Unique(by="to"), queue="small")
+    calls = [mail.call(1), mail.call(2), mail.options(force=True).call(2), mail.options(force=True).call(1)]
+    outcomes = [one.outcome for one in await app.enqueue_many(calls)]
+    assert outcomes == ["created", "created", "forced", "rejected"]
+
+
 async def test_what_runs_or_has_ended_does_not_count(app: App) -> None:
     app.queue("small", max_depth=1)
     mail = mailer(app, queue="small")

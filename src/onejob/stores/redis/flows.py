@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from time import monotonic
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -256,7 +257,27 @@ class Plan(msgspec.Struct, frozen=True):
 
 def decide(group: Group, ground: Ground, now: datetime) -> Plan:
     """Run a group's steps on what was seen, and collect what must be written."""
-    sight, changes = group.sight, run(group, now)
+    return plan_of(group, run(group, now), ground)
+
+
+def decide_in_order(groups: Sequence[Group], ground: Ground, now: datetime) -> dict[Group, Plan]:
+    """Decide groups whose steps compete for places in a queue: whoever comes first gets the last one."""
+    books = {group: group.sight.book() for group in groups}
+    changes: dict[Group, list[Changes]] = {group: [] for group in groups}
+    answers: dict[Group, list[Any]] = {group: [] for group in groups}
+    steps = [(position, step, group) for group in groups for position, step in group.steps]
+    for _, step, group in sorted(steps, key=itemgetter(0)):
+        book = books[group]
+        book.depths = group.depths or {}
+        answers[group].append(book.run(step, now, changes[group].append))
+    for group in groups:
+        group.answers = answers[group]
+    return {group: plan_of(group, changes[group], ground) for group in groups}
+
+
+def plan_of(group: Group, changes: Sequence[Changes], ground: Ground) -> Plan:
+    """Collect what must be written."""
+    sight = group.sight
     if sight is NOTHING and len(changes) == 1 and is_entry(changes[0]):
         [job] = changes[0].inserts
         return insertion(job, changes[0].mark, ground.home(job.key or job.id))
@@ -275,9 +296,8 @@ def decide(group: Group, ground: Ground, now: datetime) -> Plan:
 def run(group: Group, now: datetime) -> list[Changes]:
     """Run a group's steps, and tell what they change; several of them on a copy that follows along."""
     changes: list[Changes] = []
-    if len(group.steps) > 1 or group.depths:
+    if len(group.steps) > 1:
         book = group.sight.book()
-        book.depths = group.depths or {}
         group.answers = [book.run(step, now, changes.append) for _, step in group.steps]
     else:
         [(_, step)] = group.steps
@@ -572,10 +592,7 @@ def commit(groups: Sequence[Group], ground: Ground, queues: Collection[tuple[str
 def scripts(groups: Sequence[Group], ground: Ground, sent: list[tuple[Group, Trace]]) -> Iterator[Ask]:
     """Decide groups and tell the script, a part at a time: the server writes one while we decide the next."""
     now = ground.clock()
-    if any(group.depths for group in groups):  # who comes first gets the last place, whatever the bucket
-        ready = {group: decide(group, ground, now) for group in groups}
-    else:
-        ready = {}
+    ready = decide_in_order(groups, ground, now) if groups[0].depths is not None else {}
     for some in partitioned(groups, ground):
         script = None
         for group in some:
