@@ -488,6 +488,15 @@ async def test_a_rate_leaves_other_queues_alone(app: App) -> None:
     assert Counter(job.queue for job in await lease(app)) == {"api": 1, "default": 1}
 
 
+async def test_a_rate_counts_no_start_of_the_same_key_in_another_queue(app: App) -> None:
+    app.queue("api", rate="2/1m")
+    mail = mailer(app, Unique(), queue="api")
+    await mail.enqueue(1)
+    await mail.options(queue="default", force=True).enqueue(1)
+    assert len(await lease(app)) == 2
+    assert await app.store.next_due("", {"api": Rate(2, timedelta(minutes=1))}) is None
+
+
 async def test_the_time_of_a_scheduled_job_may_come_before_a_rate_allows(app: App, clock: Clock) -> None:
     app.queue("api", rate="1/1m")
     await mailer(app, queue="api").enqueue(1)

@@ -683,7 +683,7 @@ class Script:
             writes.append(lists.get(slot) or lists.setdefault(slot, len(lists) + 1))
             words += command[2:]
         for name in group.rates:
-            for job in begun(group):
+            for job in self._begun(group, name):
                 writes.append(self._list("ZADD", name))
                 words += (b"%d" % micros(job.started_at or job.run_at), start_of(job))
         counts = (len(group.ids), len(plan.fresh), len(limits) // 3, plan.rings, len(plan.counters))
@@ -702,8 +702,13 @@ class Script:
         for queue, most, by in group.limits:
             limits += (self._counter((self._place.active, queue)) if queue else 0, most, by)
         for name, most in group.rates.items():
-            limits += (-self._list("ZADD", name), most, len(begun(group)))
+            limits += (-self._list("ZADD", name), most, len(self._begun(group, name)))
         return [b"%d" % number for number in limits]
+
+    def _begun(self, group: Group, name: bytes) -> list[Job]:
+        """List the jobs that a group starts and that a set of starts counts: one key may be in two queues."""
+        jobs = [answer for answer in group.answers if isinstance(answer, Job)]
+        return [job for job in jobs if self._place.starts(job.namespace, job.queue) == name]
 
     def _list(self, command: str, name: bytes) -> int:
         return self._lists.setdefault((command, name), len(self._lists) + 1)
@@ -724,11 +729,6 @@ class Script:
         said = (struct.pack(f"<{len(plan)}i", *plan), b"".join(fields + self._words))
         words = (FIRST, self._ground.channel, self._ground.voice, *said)
         return Ask(self._place.number, words, "swap", tuple(numbers))
-
-
-def begun(group: Group) -> list[Job]:
-    """List the jobs that a group starts."""
-    return [answer for answer in group.answers if isinstance(answer, Job)]
 
 
 # ── leasing ───────────────────────────────────────────────────────────────────────────────────────
