@@ -279,8 +279,14 @@ class App:
         return self._admitted(task, verdict)
 
     async def _reaching(self, task: Task[..., Any], request: Request) -> Request:
-        """Find out what the chains that a request waits for wait for themselves."""
-        talk = dependants.reach(list(chains_named(request.job.blockers)), task.awaited)
+        """Find out what the chains that a request waits for wait for themselves.
+
+        Nobody waits for a job that takes nobody's place: it needs not ask, if it has the chains at hand.
+        """
+        chains = list(chains_named(request.job.blockers))
+        if request.policy is None and task.awaited.keys() >= set(chains):
+            return request
+        talk = dependants.reach(chains, task.awaited)
         reaches = await dependants.converse(talk, self.store, self.store.apply)
         return msgspec.structs.replace(request, reaches=reaches)
 

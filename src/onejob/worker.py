@@ -294,16 +294,22 @@ class Worker:
 
     async def _pause(self, seen: Any, *, idle: bool) -> None:
         """Wait until a place is free or something may be due."""
-        hint = [self.app.store.wait(await self._until_due(), seen)] if idle else []
-        waiting = [asyncio.create_task(way) for way in (self._wake.wait(), *hint)]
+        if not idle:
+            await self._wake.wait()
+            return
+        hint = asyncio.create_task(self.app.store.wait(await self._until_due(), seen))
+        hint.add_done_callback(self._hinted)
         try:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            await self._wake.wait()
+            if hint.done():
+                hint.result()  # a store that cannot wait does not answer
         finally:
-            for task in waiting:
-                task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        for task in done:
-            task.result()  # a store that cannot wait does not answer
+            hint.cancel()
+
+    def _hinted(self, hint: asyncio.Task[None]) -> None:
+        if not hint.cancelled():
+            hint.exception()  # whoever waits for it raises it
+            self._wake.set()
 
     async def _until_due(self) -> float:
         rates = limits(self.app.queues.values())["rates"]

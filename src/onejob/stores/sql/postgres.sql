@@ -70,7 +70,7 @@ CLOSE ALL; UNLISTEN *; RESET ALL; DISCARD TEMP; SELECT pg_advisory_unlock_all();
 -- New jobs whose keys nobody holds, in one statement and one commit. One row comes back for each job that
 -- could not be inserted: who holds its key, who waits behind, and whether it is there itself, as this
 -- statement's snapshot shows them. It shows nobody if the key changed hands while the statement ran. Jobs come
--- as JSON, since the fewer columns a statement has, the sooner it starts.
+-- as JSON, since the fewer columns a statement has, the sooner it starts, and most say only what they have.
 WITH wanted AS MATERIALIZED (
     SELECT * FROM json_populate_recordset(NULL::onejob_jobs, $1::text::json)
 ),
@@ -84,10 +84,11 @@ inserted AS (
     )
     SELECT
         id, namespace, task, queue, state, priority, run_at, place, created_at, args, meta,
-        payload_digest, retry, chain_id, timeout, attempt, started_at, finished_at, key, held_key,
+        payload_digest, retry, chain_id, timeout, coalesce(attempt, 0), started_at, finished_at, key, held_key,
         next_key, holds, traits, within, held_at, holds_until, latest_at, version, chain_index,
-        parent_id, superseded_by, reason, token, worker, lease_until, cancel_requested, errors, result,
-        progress, expires_at, partition, replays, blockers, arrived, following
+        parent_id, superseded_by, reason, coalesce(token, 0), worker, lease_until,
+        coalesce(cancel_requested, false), coalesce(errors, '[]'), result, progress, expires_at, partition,
+        coalesce(replays, 0), blockers, arrived, following
     FROM wanted ORDER BY held_key
     ON CONFLICT DO NOTHING
     RETURNING id

@@ -28,6 +28,7 @@ from onejob.stores.sql.postgres.records import (
     array,
     read_record,
     record_of_mark,
+    record_of_new,
     record_of_tally,
     shape_of,
 )
@@ -128,10 +129,7 @@ def admit(steps: Sequence[Step], now: datetime, before: Sequence[Ask] = ()) -> T
         return answer_all(steps, now, hopes, {})
     jobs = [hope.inserts[0] for hope in hopes.values()]
     plain = len(jobs) == 1 and is_plain(jobs[0])
-    insertion = (
-        Ask("admit_plain", write_plain(jobs[0])) if plain else Ask("admit", (array(map(WHOLE, jobs)),))
-    )
-    rows = (yield [*before, insertion])[-1]
+    rows = (yield [*before, plain_insertion(jobs[0]) if plain else insertion(jobs)])[-1]
     if not rows and len(hopes) == len(steps):
         return [hope.answer for hope in hopes.values()], True
     return answer_all(steps, now, hopes, refusal(jobs[0], rows) if plain else refusals(jobs, rows))
@@ -140,6 +138,11 @@ def admit(steps: Sequence[Step], now: datetime, before: Sequence[Ask] = ()) -> T
 def plain_insertion(job: Job) -> Ask:
     """Ask for one job to be inserted, if its key is free."""
     return Ask("admit_plain", write_plain(job))
+
+
+def insertion(jobs: Sequence[Job]) -> Ask:
+    """Do the same for many."""
+    return Ask("admit", (array(map(record_of_new, jobs)),))
 
 
 def refusal(job: Job, rows: Sequence[Row]) -> dict[str, list[Job]]:

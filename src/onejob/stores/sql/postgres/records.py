@@ -11,7 +11,7 @@ import msgspec
 
 from onejob.job import Job, Mark, State
 from onejob.stores.contract import Tally
-from onejob.stores.sql.rows import completed, micros, read_job, started, write_retry
+from onejob.stores.sql.rows import PLAIN, completed, is_plain, micros, read_job, started, write_retry
 
 Write = Callable[[Any], Any]
 
@@ -58,6 +58,7 @@ class Shape:
 
 
 WHOLE = Shape(Job.__struct_fields__)
+COMMON = Shape([name for name in Job.__struct_fields__ if name in PLAIN])
 CHANGED = Shape(
     [
         *("id", "queue", "state", "priority", "run_at", "place", "args", "meta", "payload_digest", "attempt"),
@@ -87,6 +88,11 @@ def shape_of(old: Job, new: Job) -> tuple[str, Shape]:
     if new.state is State.COMPLETED and new == completed(old, new):
         return "complete_job", COMPLETED
     return "update_job", CHANGED
+
+
+def record_of_new(job: Job) -> dict[str, Any]:
+    """Make the record of a new job; `admit` knows what it is not told."""
+    return COMMON(job) if is_plain(job) else WHOLE(job)
 
 
 def record_of_mark(mark: Mark) -> dict[str, Any]:
