@@ -508,13 +508,3 @@ def fold(namespace: str) -> Flow[int]:
     """Add some counters whose jobs are gone to those of no job, and tell how many."""
     [[number]] = yield Ask("fold_tallies", (namespace, FOLDED_AT_ONCE))
     return int(number)
-
-
-def converse(talk: Talk[T], ask_all: Callable[[Sequence[Ask]], list[list[Row]]]) -> T:
-    """Carry a talk to its end with a function that runs batches."""
-    try:
-        asks = next(talk)
-        while True:
-            asks = talk.send(ask_all(asks))
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
