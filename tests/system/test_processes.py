@@ -43,9 +43,10 @@ on_both = pytest.mark.parametrize("crunch", ["memory", "sqlite"], indirect=True)
 
 
 def is_there(pid: int) -> bool:
-    """Tell whether a process lives; one that has ended and waits to be noticed does not."""
+    """Tell whether a process lives; one that has ended with all its threads does not, seen off or not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        ended = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return not ended or len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
     except (FileNotFoundError, ProcessLookupError):
         return False
 
