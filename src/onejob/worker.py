@@ -485,9 +485,11 @@ class Worker:
 
     async def _write(self, steps: list[Step]) -> list[Any]:
         """Write results; what has limits is leased in the same turn, so that no place is empty meanwhile."""
-        if self._held_up or self._stopping.is_set() or not self._wanted((), 1).limited:
+        if self._held_up or not self._wanted((), 1).limited:
             return await self.app.store.apply(steps)
         async with self._leasing:
+            if self._stopping.is_set():
+                return await self.app.store.apply(steps)
             room = min(self.concurrency - len(self._runs), self._free_processes())
             answers, jobs = await self.app.store.turn(steps, self._wanted(self.app.tasks.keys(), room))
             for job in jobs:
@@ -502,6 +504,8 @@ class Worker:
     async def _finish_runs(self) -> None:
         """Let runs end within the grace time, or until told to hurry; then hand the rest back."""
         self._stopping.set()
+        async with self._leasing:
+            pass  # what was leased in a turn under way has begun now, and nothing more will
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._grace):
                 await self._ended_or_hurried()

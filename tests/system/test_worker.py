@@ -774,3 +774,31 @@ async def test_a_worker_forgets_what_is_old_enough(app: App, monkeypatch: pytest
 
 async def is_alone(app: App, job_id: str) -> bool:
     return [job.id for job in await app.jobs()] == [job_id]
+
+
+async def test_what_a_turn_under_way_has_leased_is_handed_back_by_a_worker_that_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = App("memory://")
+    app.queue("narrow", concurrency=1)
+
+    @app.task(queue="narrow")
+    async def work(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    await work.enqueue(0)
+    endless = await work.enqueue(3600)
+    worker = app.worker(concurrency=1, grace=0.05)
+    turn = app.store.turn
+
+    async def stop_and_turn(*given: Any) -> Any:
+        worker.stop()
+        for _ in range(20):  # whatever else stops does so now
+            await asyncio.sleep(0)
+        return await turn(*given)
+
+    monkeypatch.setattr(app.store, "turn", stop_and_turn)
+    async with asyncio.timeout(10):
+        await worker.run()
+    job = await app.job(endless.job.id)
+    assert (job.state, job.attempt) == (State.AVAILABLE, 0)

@@ -105,7 +105,7 @@ FROM refused;
 
 -- name: admit_plain
 -- The same for one job that has only what most jobs have when they are new. Its columns are the parameters:
--- reading them from JSON takes a third of the time. If it could not be inserted, the rows of whoever stands for
+-- reading them from JSON takes over a quarter of the time. If it could not be inserted, the rows of whoever stands for
 -- its key come back, and its own if it is there; one of nulls if nobody is seen.
 WITH inserted AS (
     INSERT INTO onejob_jobs (
