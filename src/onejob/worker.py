@@ -47,11 +47,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("onejob")
 
-LOOK_AGAIN = 5.0  # seconds at most between two looks for work
+LOOK_AGAIN = 5.0  # seconds at most between two looks for work, also while the store does not answer
 WATCH_EVERY = 0.5  # seconds between looks for cancellation, and between writes of progress
 SWEEP_EVERY = 5.0
 PRUNE_EVERY = 60.0
-LONGEST_BACKOFF = 15.0
 LEASED_AT_ONCE = 50
 SHORTEST_LEASE = timedelta(milliseconds=10)
 
@@ -223,7 +222,7 @@ class Worker:
                     return
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(enough.wait(), pause)
-                pause = min(pause * 2, LONGEST_BACKOFF)
+                pause = min(pause * 2, LOOK_AGAIN)
 
     async def _patiently(self, chore: Callable[[], Awaitable[None]]) -> None:
         """Do a chore; what the store refuses is told once, until the chore has gone well again."""
