@@ -437,8 +437,9 @@ class Worker:
         busy = [one for one, answer in zip(ended, answers, strict=True) if isinstance(answer, AdmissionBusy)]
         for (run, result), settled in zip(ended, answers, strict=True):
             if not isinstance(settled, AdmissionBusy):
-                self.ended[ending(result, settled)] += 1
-                tell(run.job, result, settled)
+                how = ending(result, settled)
+                self.ended[how] += 1
+                tell(run.job, result, settled, how)
         self._held_up = bool(busy)
         if busy:  # somebody's open transaction relies on these jobs
             self._ended = busy + self._ended
@@ -700,7 +701,7 @@ def is_late(failure: Failed, settled: Job) -> bool:
     return settled.state is State.COMPLETED and failure.error["type"] != NotCommitted.__name__
 
 
-def tell(job: Job, result: Result, settled: Job | None) -> None:
+def tell(job: Job, result: Result, settled: Job | None, how: str) -> None:
     """Log what became of a run, without its arguments."""
     if settled is None:
         log.warning("job %s was taken over; its result is dropped", job.id)
@@ -718,4 +719,4 @@ def tell(job: Job, result: Result, settled: Job | None) -> None:
     elif isinstance(result, Failed) and settled.state is not State.COMPLETED:
         log.info("job %s (%s) failed, attempt %d: %s", job.id, job.task, job.attempt, result.error["type"])
     else:
-        log.debug("job %s (%s), attempt %d: %s", job.id, job.task, job.attempt, ending(result, settled))
+        log.debug("job %s (%s), attempt %d: %s", job.id, job.task, job.attempt, how)

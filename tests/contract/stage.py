@@ -21,6 +21,7 @@ from psycopg.errors import DeadlockDetected
 from onejob.stores.contract import Lease, Step, Store
 from onejob.stores.sql.flows import Ask
 from onejob.stores.sql.postgres import awaiting, engine, joined, wire
+from onejob.stores.sql.postgres.starts import Starts
 from onejob.stores.sql.postgres.store import PostgresStore
 from onejob.stores.sql.rows import Row, read_job, read_mark
 from onejob.testing import Clock
@@ -30,10 +31,12 @@ LOOK = 0.002  # seconds after which a statement that has not ended may be waitin
 MARKS = """
 SELECT key, version, job, void, touched_at, prior_version, prior_job FROM onejob_marks ORDER BY key
 """
+RUNNING = "SELECT *, xmin::text FROM onejob_jobs WHERE state = 'active'"
 PASSING = {  # statements that change nothing for others, or that go with the one before them
     *("begin", "rollback", "savepoint", "undo", "release", "joined", "lock_timeout", "lock_marks"),
     *(
         "brief_locks",
+        "transaction_id",
         "no_bitmaps",
         "marks",
         "marked",
@@ -170,11 +173,21 @@ class Stage:
         for table in ("jobs", "marks"):
             self.observer.execute(f"CREATE TABLE kept_{table} AS TABLE onejob_{table}".encode())
 
-    def restore_scenery(self) -> None:
-        """Make the tables what they were."""
+    def restore_scenery(self, *, reminded: bool) -> None:
+        """Make the tables what they were, and the sessions those who started what runs."""
         for table in ("jobs", "marks"):
             self.observer.execute(f"DELETE FROM onejob_{table}".encode())  # noqa: S608 - our own names
             self.observer.execute(f"INSERT INTO onejob_{table} TABLE kept_{table}".encode())
+        if reminded:
+            self.remind()
+
+    def remind(self) -> None:
+        """Let the sessions believe that they have started what runs, in the transactions that wrote it."""
+        rows = self.observer.execute(RUNNING, binary=True).fetchall()
+        for session in self.sessions:
+            starts = session.store._open().errands.starts = Starts()  # noqa: SLF001 - what they know is theirs
+            for row in rows:
+                starts.note([read_job(row)], row[-1])
 
     def clear(self) -> None:
         """Leave nothing of an earlier scene."""
@@ -211,11 +224,11 @@ class Stage:
                 session.end()
         return [session.answer for session in self.sessions]
 
-    def rehearse(self, acts: Sequence[Act], visiting: Sequence[bool]) -> list[int]:
+    def rehearse(self, acts: Sequence[Act], visiting: Sequence[bool], *, reminded: bool) -> list[int]:
         """Tell how many statements each session has if the other comes after it."""
         lengths = []
         for who in ((0, 1), (1, 0)):
-            self.restore_scenery()
+            self.restore_scenery(reminded=reminded)
             self.perform(acts, Order(who, (0, 0)), visiting)
             lengths.append(self.sessions[who[0]].stops)
         return lengths

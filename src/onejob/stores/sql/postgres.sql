@@ -48,6 +48,10 @@ SELECT current_setting('server_version'), current_setting('server_version_num'):
 -- name: installation
 SELECT id FROM onejob_installation;
 
+-- name: transaction_id
+-- Who writes; nobody as long as nothing was locked or written.
+SELECT pg_current_xact_id_if_assigned()::xid::text;
+
 -- name: begin
 BEGIN ISOLATION LEVEL READ COMMITTED;
 
@@ -159,6 +163,12 @@ CROSS JOIN LATERAL (SELECT * FROM onejob_jobs WHERE id = named.value FOR UPDATE 
 SELECT locked.*
 FROM (SELECT value FROM json_array_elements_text($1::text::json) ORDER BY value) AS named
 CROSS JOIN LATERAL (SELECT * FROM onejob_jobs WHERE id = named.value FOR NO KEY UPDATE) AS locked;
+
+-- name: lock_untouched
+-- Jobs whose runs end, if nobody relies on any of them at this moment; else this fails.
+SELECT count(*)
+FROM (SELECT value FROM json_array_elements_text($1::text::json) ORDER BY value) AS named
+CROSS JOIN LATERAL (SELECT id FROM onejob_jobs WHERE id = named.value FOR UPDATE NOWAIT) AS locked;
 
 -- name: lock_holders
 -- Running holders of keys: they may renew their lease meanwhile, but not end.
@@ -557,6 +567,18 @@ UPDATE onejob_jobs SET
     held_key = NULL, reason = NULL, worker = NULL, lease_until = NULL
 FROM json_to_recordset($1::text::json) AS new (id text, finished_at bigint, result text)
 WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
+
+-- name: complete_untouched
+-- The same for jobs that nobody has written since the transaction that started them, that nobody waits behind, and
+-- whose keys have no mark. They are locked, so that this stays true; those of which it is true come back.
+UPDATE onejob_jobs SET
+    state = 'completed', finished_at = new.finished_at, result = new.result,
+    held_key = NULL, reason = NULL, worker = NULL, lease_until = NULL
+FROM json_to_recordset($1::text::json) AS new (id text, finished_at bigint, result text, started_in xid)
+WHERE onejob_jobs.id = new.id AND new.id || '' = new.id AND onejob_jobs.xmin = new.started_in
+    AND (SELECT 1 FROM onejob_jobs AS next WHERE next.next_key = onejob_jobs.key LIMIT 1) IS NULL
+    AND (SELECT 1 FROM onejob_marks WHERE onejob_marks.key = onejob_jobs.key LIMIT 1) IS NULL
+RETURNING onejob_jobs.id;
 
 -- name: delete_job
 DELETE FROM onejob_jobs USING json_array_elements_text($1::text::json) AS old

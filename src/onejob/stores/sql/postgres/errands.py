@@ -20,6 +20,7 @@ from onejob.stores.contract import Lease, Step
 from onejob.stores.sql.flows import Ask
 from onejob.stores.sql.postgres import flows
 from onejob.stores.sql.postgres.flows import LATER, Moved, Now, Patience, Rises, Settled, Talk
+from onejob.stores.sql.postgres.starts import Starts
 from onejob.stores.sql.postgres.voice import Lost
 
 T = TypeVar("T")
@@ -45,12 +46,15 @@ class Errands:
         self._now = now
         self._changed = changed  # is called after whatever others may be waiting for
         self.before: list[Ask] = []  # what is said before every admission
+        self.starts = Starts()
 
     # ── steps ─────────────────────────────────────────────────────────────────────────────────────
 
     def apply(self, steps: Sequence[Step]) -> Errand[list[Any]]:
         """Run steps in order; LATER stands for those that must be waited for."""
         answers = yield from self._hope(steps)
+        if later := left(steps, answers):
+            answers = filled(answers, (yield from self._end(later)))
         if later := left(steps, answers):
             answers = filled(answers, (yield from self._settle_briefly(later)))
         return answers
@@ -65,9 +69,13 @@ class Errands:
                 settled.append(busy)
         return filled(answers, settled)
 
+    def lease(self, wanted: Lease) -> Errand[list[Job]]:
+        """Start due jobs that nobody else is about to start."""
+        return self.transact(partial(flows.lease, wanted, self.starts, self._now))
+
     def turn(self, steps: Sequence[Step], wanted: Lease) -> Errand[tuple[list[Any], list[Job]]]:
         """Run steps and lease in one transaction; those that must be waited for are answered as busy."""
-        plan = partial(flows.turn, steps, wanted)
+        plan = partial(flows.turn, steps, wanted, self.starts)
         try:
             answers, jobs = yield from self._settle(plan, passing())
         except AdmissionBusy:
@@ -87,6 +95,19 @@ class Errands:
         if wrote:
             self._changed()
         return answers  # type: ignore[no-any-return]
+
+    def _end(self, steps: Sequence[Step]) -> Errand[list[Any]]:
+        ends = flows.foreseen(steps, self.starts, self._now())
+        if not ends:
+            return [LATER for _ in steps]
+        try:
+            written = yield partial(flows.end, ends.values())
+        except (AdmissionBusy, psycopg.Error):  # somebody relies on one of the jobs
+            return [LATER for _ in steps]
+        if written:
+            self._changed()
+        done = {index: end.answer for index, end in ends.items() if end.record["id"] in written}
+        return [done.get(index, LATER) for index in range(len(steps))]
 
     def _settle_briefly(self, steps: Sequence[Step]) -> Errand[list[Any]]:
         try:

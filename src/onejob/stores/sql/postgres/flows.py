@@ -1,8 +1,9 @@
 """What the PostgreSQL store asks its database, without asking: generators that yield batches of statements.
 
 A batch is sent together and answered together. Admission hopes first: whatever turns out to be new, or a
-duplicate that changes nothing, is settled by one statement. All else is decided under locks: lock whoever
-stands for the keys, read in the next statement (one that waited would still see the past), decide, write.
+duplicate that changes nothing, is settled by one statement. Ends of runs hope that their jobs are still as
+they were started. All else is decided under locks: lock whoever stands for the keys, read in the next
+statement (one that waited would still see the past), decide, write.
 
 Locks are taken in one order, so that nobody waits for somebody who waits for them: the jobs that are named
 (whoever they wait behind first), then running holders, then whoever else stands for a key, then marks; by id
@@ -11,7 +12,7 @@ or key within each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from onejob.errors import OnejobError
 from onejob.job import Changes, Job, Mark, View
 from onejob.lifecycle import mature
-from onejob.stores.book import Book
+from onejob.stores.book import Book, attempt
 from onejob.stores.contract import Lease, Step, Tally
 from onejob.stores.sql import flows
 from onejob.stores.sql.flows import FOLDED_AT_ONCE, MATURED_AT_ONCE, Ask, Flow, may_let_go, start_in
@@ -30,8 +31,9 @@ from onejob.stores.sql.postgres.records import (
     record_of_mark,
     record_of_new,
     record_of_tally,
-    shape_of,
+    update_of,
 )
+from onejob.stores.sql.postgres.starts import Start, Starts
 from onejob.stores.sql.rows import Row, is_plain, micros, read_job, read_mark, write_plain
 
 T = TypeVar("T")
@@ -223,6 +225,57 @@ def foresee(book: Book, step: Step, now: datetime) -> Any:
     return LATER if any(changes.updates or changes.inserts or changes.mark for changes in wrote) else answer
 
 
+# ── ends of runs, hoping ──────────────────────────────────────────────────────────────────────────
+
+
+class End(NamedTuple):
+    """What a run comes to if nobody has touched its job since it was started."""
+
+    answer: Any
+    record: dict[str, Any]
+
+
+def foreseen(steps: Sequence[Step], starts: Starts, now: datetime) -> dict[int, End]:
+    """Foresee the ends of runs that were started here, but of none that comes after a step on its key."""
+    ends: dict[int, End] = {}
+    keys: set[bytes] = set()
+    for index, step in enumerate(steps):
+        start = starts.take(step.job_id)
+        if start is not None and start.job.key not in keys and (end := foreseen_end(step, start, now)):
+            ends[index] = end
+        if step.key is not None:
+            keys.add(step.key)
+    return ends
+
+
+def foreseen_end(step: Step, start: Start, now: datetime) -> End | None:
+    """Let a step act on a job as it was started; None if it is no plain end, or if others have a say."""
+    job = start.job
+    if step.alone or job.key != job.held_key or flows.needs_mark(job):
+        return None
+    changes = attempt(step, View(now, job, None if job.key is None else job))
+    if len(changes.updates) != 1 or changes.inserts or changes.deletes or changes.mark is not None:
+        return None
+    [ended] = changes.updates
+    name, record = update_of(job, ended)
+    if name != "complete_job":
+        return None
+    return End(changes.answer, {**record(ended), "started_in": start.transaction})
+
+
+def end(ends: Iterable[End]) -> Talk[set[str]]:
+    """Write the ends that have come as foreseen, in one batch, and tell whose they are."""
+    records = [end.record for end in ends]
+    ids = [record["id"] for record in records]
+    *_, rows, _ = yield [
+        Ask("begin"),
+        Ask("lock_untouched", (array(ids),)),
+        Ask("complete_untouched", (array(records),)),
+        Ask("commit"),
+    ]
+    return {job_id for (job_id,) in rows}
+
+
 # ── deciding under locks ──────────────────────────────────────────────────────────────────────────
 
 
@@ -386,8 +439,8 @@ def updates(pairs: Sequence[tuple[Job, Job]]) -> Iterator[Ask]:
     """Write changed jobs, each by the narrowest statement."""
     records: dict[str, list[Any]] = {}
     for old, new in pairs:
-        name, shape = shape_of(old, new)
-        records.setdefault(name, []).append(shape(new))
+        name, record = update_of(old, new)
+        records.setdefault(name, []).append(record(new))
     for name, rows in records.items():
         yield from some(name, rows)
 
@@ -401,13 +454,18 @@ def some(name: str, records: Sequence[Any]) -> Iterator[Ask]:
 # ── leasing ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def turn(
-    steps: Sequence[Step], wanted: Lease, now: Now, patience: Patience, rises: Collection[str] = ()
+def turn(  # noqa: PLR0917 - the first three are bound beforehand
+    steps: Sequence[Step],
+    wanted: Lease,
+    starts: Starts,
+    now: Now,
+    patience: Patience,
+    rises: Collection[str] = (),
 ) -> Talk[Settled]:
     """Settle steps, and start what they make room for. Queues are locked first, as by whoever leases."""
     answers, writes = yield from preceded(queue_locks(wanted), settle(steps, now, patience, rises))
-    [jobs], starts = yield from preceded(writes, lease(wanted, now))
-    return Settled([answers, jobs], starts)
+    [jobs], begun = yield from preceded(writes, lease(wanted, starts, now))
+    return Settled([answers, jobs], begun)
 
 
 def queue_locks(wanted: Lease) -> list[Ask]:
@@ -415,20 +473,24 @@ def queue_locks(wanted: Lease) -> list[Ask]:
     return [Ask("lock_queue", (wanted.namespace, queue)) for queue in wanted.limited]
 
 
-def lease(wanted: Lease, now: Now) -> Talk[Settled]:
+def lease(wanted: Lease, starts: Starts, now: Now) -> Talk[Settled]:
     """Make due jobs available, then start the best that nobody else is about to start."""
     timed_due = Ask("timed_due", (micros(now()), MATURED_AT_ONCE))
     start = partial(begin, wanted=wanted, now=now)
     locks = queue_locks(wanted)
     counted = bool(wanted.shares or wanted.rates)
     # As is usual, nothing becomes due by time, and only active jobs must be counted: all in one batch.
-    answers = yield [*locks, timed_due, *([] if counted else flows.offers(wanted))]
-    timed, *found = answers[len(locks) :]
+    answers = yield [*locks, timed_due, *([] if counted else flows.offers(wanted)), Ask("transaction_id")]
+    timed, *found, [[transaction]] = answers[len(locks) :]
     candidates = flows.best([read_job(row) for rows in found for row in rows], wanted.total, wanted)
     if timed or counted:
         yield from ripen([read_job(row) for row in timed], now())
         return Settled([(yield from one_by_one(flows.start_best(wanted, now(), start)))], [])
-    return (yield from start_all(candidates, wanted, now)) if candidates else Settled([[]], [])
+    if not candidates:
+        return Settled([[]], [])
+    settled = yield from start_all(candidates, wanted, now)
+    starts.note(settled.answers[0], transaction)  # should it be rolled back, no row is this transaction's
+    return settled
 
 
 def start_all(candidates: Sequence[Job], wanted: Lease, now: Now) -> Talk[Settled]:

@@ -77,16 +77,35 @@ CHANGED = Shape(
         *("expires_at", "partition", "replays", "blockers", "arrived", "following"),
     ]
 )
-STARTED = Shape(["id", "attempt", "started_at", "token", "worker", "lease_until"])
-COMPLETED = Shape(["id", "finished_at", "result"])
 
 
-def shape_of(old: Job, new: Job) -> tuple[str, Shape]:
-    """Choose the narrowest statement that writes all that has changed."""
+def record_of_start(job: Job) -> dict[str, Any]:
+    """Make the record of what a start changes; a shape would take three times as long."""
+    return {
+        "id": job.id,
+        "attempt": job.attempt,
+        "started_at": job.started_at and micros(job.started_at),
+        "token": job.token,
+        "worker": job.worker and legible(job.worker),
+        "lease_until": job.lease_until and micros(job.lease_until),
+    }
+
+
+def record_of_completion(job: Job) -> dict[str, Any]:
+    """Make the record of what the end of a run changes that went well."""
+    return {
+        "id": job.id,
+        "finished_at": job.finished_at and micros(job.finished_at),
+        "result": None if job.result is None else job.result.decode(),
+    }
+
+
+def update_of(old: Job, new: Job) -> tuple[str, Callable[[Job], dict[str, Any]]]:
+    """Choose the narrowest statement that writes all that has changed, and what makes its record."""
     if new.state is State.ACTIVE and new == started(old, new):
-        return "start_job", STARTED
+        return "start_job", record_of_start
     if new.state is State.COMPLETED and new == completed(old, new):
-        return "complete_job", COMPLETED
+        return "complete_job", record_of_completion
     return "update_job", CHANGED
 
 

@@ -134,7 +134,7 @@ class PostgresStore:
         """Start due jobs that nobody else is about to start; lock no queue that looks full."""
         if wanted.limited and not await self._read(lambda: common.anything_due(wanted, self.now())):
             return []
-        return await self._run(lambda errands: errands.transact(partial(flows.lease, wanted, self.now)))
+        return await self._run(lambda errands: errands.lease(wanted))
 
     async def turn(self, steps: Sequence[Step], wanted: Lease) -> tuple[list[Any], list[Job]]:
         """Run steps and start due jobs in one transaction."""
