@@ -311,9 +311,11 @@ class App:
             raise BlockerCycle(f"{continuation.task} would wait for its own chain, {job.chain_id}.")
 
     async def expect_blockers(self, job: Job) -> None:
-        """Let the chains that a job waits for know of it, once it is there."""
-        talk = dependants.expect(job.id, job.awaits, {})
-        await dependants.converse(talk, self.store, self.store.apply)
+        """Let the chains that a continuation waits for know of it, once it is there and has its chain."""
+        [written] = await self.store.get([job.id])
+        if written is not None:
+            talk = dependants.begin_to_wait(written, {})
+            await dependants.converse(talk, self.store, self.store.apply)
 
     async def tell_dependants(self, ended: Iterable[Job | None]) -> int:
         """Tell whoever waits for chains that these jobs have ended; answer how many that changes."""

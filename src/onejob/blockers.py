@@ -59,7 +59,7 @@ def hear(view: View, *, news: Mapping[str, Ending]) -> Changes:
         return Changes()
     told = take_in(job, news)
     if told.traits & Trait.FAILS_WITH_BLOCKER and (dead := failures(told, news)):
-        return fail(view, told, dead[0])
+        return fail(view, told, "BlockerFailed", dead[0], reason="blocker failed")
     if told == job:
         return Changes()
     return Changes(answer=told, updates=(told,)) if told.is_blocked else let_go(view, told)
@@ -87,11 +87,19 @@ def failures(job: Job, news: Mapping[str, Ending]) -> list[str]:
     return [news[chain].why for chain in open_chains if chain in news and news[chain].why]
 
 
-def fail(view: View, job: Job, why: str) -> Changes:
+def fail(view: View, job: Job, kind: str, why: str, *, reason: str) -> Changes:
     """End a job whose blocker will not come."""
-    error = {"type": "BlockerFailed", "message": why, "traceback": ""}
+    error = {"type": kind, "message": why, "traceback": ""}
     failed = alter(job, errors=remember(job, error, view.now))
-    return leave(view, finish(failed, State.DISCARDED, view.now, reason="blocker failed"))
+    return leave(view, finish(failed, State.DISCARDED, view.now, reason=reason))
+
+
+def break_circle(view: View) -> Changes:
+    """End a job that has come to wait for itself; answer it, or None if it waits no more."""
+    job = view.job
+    if job is None or job.state is not State.PENDING or not job.is_blocked:
+        return Changes()
+    return fail(view, job, "BlockerCycle", "the job would wait for itself", reason="blocker cycle")
 
 
 def let_go(view: View, job: Job) -> Changes:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from onejob.blockers import Ending, ending, hear, watch
+from onejob.blockers import Ending, break_circle, ending, hear, watch
 from onejob.decide import Request, Verdict
 from onejob.errors import UnknownJob
 from onejob.job import Arrival, Job, Trait
@@ -98,6 +98,21 @@ def waiting_for(news: Mapping[str, Ending]) -> Talk[list[Job]]:
 
 
 # ── when somebody begins to wait ──────────────────────────────────────────────────────────────────
+
+
+def begin_to_wait(job: Job, mine: Mapping[str, Job]) -> Talk[Job | None]:
+    """Let a job that is there now wait for chains; answer it if that changes it.
+
+    Whoever waits for its chain may have been admitted at the same moment, and the two have closed a circle
+    before either could be seen. So it looks once more, now that the other can see it: one of them finds out.
+    """
+    changed = yield from expect(job.id, job.awaits, mine)
+    if not is_awaited(job) or job.chain_id not in (yield from reach(open_blockers(changed or job), mine)):
+        return changed
+    [ended] = yield Ask("apply", [Step(break_circle, job.id)])
+    if isinstance(ended, Job):
+        yield from spread(endings([ended]))
+    return ended or changed
 
 
 def expect(job_id: str, chains: Sequence[str], mine: Mapping[str, Job]) -> Talk[Job | None]:
@@ -202,7 +217,7 @@ def settle_in(request: Request, verdict: Verdict, mine: Mapping[str, Job]) -> Ta
         yield from spread({verdict.superseded.chain_id: Ending(Arrival.AWAITED, heir=verdict.job.id)})
     if request.job.blockers is None or verdict.job.id != request.job.id:
         return verdict
-    changed = yield from expect(verdict.job.id, verdict.job.awaits, mine)
+    changed = yield from begin_to_wait(verdict.job, mine)
     return verdict if changed is None else msgspec.structs.replace(verdict, job=changed)
 
 

@@ -9,11 +9,12 @@ import pytest
 from onejob import App, Job, Outcome, Retry, State, Unique, batch, chain, current, group
 from onejob.app import admission_step
 from onejob.context import Context
+from onejob.continuing import completed
 from onejob.errors import BlockerCycle, InvalidCall, JobCancelled, JobFailed, UnknownJob
 from onejob.job import Trait
 from onejob.stores.contract import Filter
 from onejob.testing import Clock
-from tests.contract.steps import complete, everything, fail, inside, lease, run, settle_with, start
+from tests.contract.steps import complete, everything, fail, inside, lease, run, settle_with, settled, start
 
 
 async def work(app: App) -> None:
@@ -425,6 +426,51 @@ async def test_a_continuation_may_not_wait_for_its_own_successor(app: App) -> No
     assert (behind.outcome, one.job.id) == (Outcome.RERUN, running.id)
     with pytest.raises(BlockerCycle, match="its own chain"):
         context.continue_with(add.options(after=behind).call())
+
+
+async def test_a_circle_that_two_requests_close_at_the_same_moment_is_broken(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, give = adder(app), number(app, unique=Unique(by="n", on_conflict="replace"))
+    first, second = await give.enqueue(1), await give.enqueue(2)
+    one = await add.options(after=first).enqueue()
+    two = await add.options(after=second, on_blocker_failure="fail").enqueue()
+    newer = await give.options(after=two).enqueue(1)
+    assert newer.outcome is Outcome.REPLACED
+
+    async def look_too_early(_app: App, _task: Any, request: Any) -> Any:
+        return request
+
+    monkeypatch.setattr(App, "_reaching", look_too_early)
+    last = await give.options(after=one).enqueue(2)
+    ended = await app.job(last.job.id)
+    assert (last.outcome, ended) == (Outcome.REPLACED, last.job)
+    assert (ended.state, ended.reason) == (State.DISCARDED, "blocker cycle")
+    assert [error["type"] for error in ended.failures] == ["BlockerCycle"]
+    assert await state_of(app, two) is State.DISCARDED  # it said that it would fail with its blocker
+    assert [await state_of(app, job) for job in (newer, one)] == [State.PENDING] * 2  # these said: wait
+    assert (await app.sweep())[1] == 0
+
+
+async def test_a_continuation_that_came_to_wait_for_its_own_chain_ends_it(app: App) -> None:
+    """What it waits for is replaced between the handler's choice and the end of its run."""
+    add, give = adder(app), number(app, unique=Unique(key="one", on_conflict="replace"))
+    blocker = await give.options(delay="1h").enqueue(1)
+    root = await add.enqueue()
+    behind = await add.options(after=root, on_blocker_failure="fail").enqueue()
+    [running] = [job for job in await lease(app) if job.id == root.job.id]
+    context = Context(app, running, None)
+    context.continue_with(add.options(after=blocker).call(1))
+    newer = await give.options(after=behind).enqueue(2)
+    assert newer.outcome is Outcome.REPLACED
+    done = completed(context, 0)
+    await settled(app, running, done)
+    assert done.continuation is not None
+    await app.expect_blockers(done.continuation)
+    tail = await app.job(done.continuation.id)
+    assert (tail.chain_id, tail.state, tail.reason) == (root.job.id, State.DISCARDED, "blocker cycle")
+    assert await state_of(app, behind) is State.DISCARDED
+    assert await state_of(app, newer) is State.PENDING
 
 
 # ── continuing and waiting ────────────────────────────────────────────────────────────────────────
