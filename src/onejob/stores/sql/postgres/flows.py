@@ -236,15 +236,18 @@ class End(NamedTuple):
 
 
 def foreseen(steps: Sequence[Step], starts: Starts, now: datetime) -> dict[int, End]:
-    """Foresee the ends of runs that were started here, but of none that comes after a step on its key."""
+    """Foresee the ends of runs that were started here, but of none that may come after a step on its key."""
     ends: dict[int, End] = {}
-    keys: set[bytes] = set()
+    keys: set[bytes | None] = set()
+    all_known = True  # whether the keys of all steps so far are
     for index, step in enumerate(steps):
         start = starts.take(step.job_id)
-        if start is not None and start.job.key not in keys and (end := foreseen_end(step, start, now)):
+        all_known = all_known and (start is not None or step.job_id is None)
+        key = step.key if start is None else start.job.key
+        if start is not None and all_known and key not in keys and (end := foreseen_end(step, start, now)):
             ends[index] = end
-        if step.key is not None:
-            keys.add(step.key)
+        if key is not None:
+            keys.add(key)
     return ends
 
 
