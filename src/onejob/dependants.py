@@ -107,12 +107,21 @@ def begin_to_wait(job: Job, mine: Mapping[str, Job]) -> Talk[Job | None]:
     before either could be seen. So it looks once more, now that the other can see it: one of them finds out.
     """
     changed = yield from expect(job.id, job.awaits, mine)
-    if not is_awaited(job) or job.chain_id not in (yield from reach(open_blockers(changed or job), mine)):
+    if not is_awaited(job) or not (yield from waits_for_itself(changed or job, mine)):
         return changed
     [ended] = yield Ask("apply", [Step(break_circle, job.id)])
-    if isinstance(ended, Job):
-        yield from spread(endings([ended]))
-    return ended or changed
+    if not isinstance(ended, Job):
+        return changed
+    yield from spread(endings([ended]))
+    return ended
+
+
+def waits_for_itself(job: Job, mine: Mapping[str, Job]) -> Talk[bool]:
+    """Tell whether a job is among those that its blockers wait for, as far as they can be seen."""
+    try:
+        return job.chain_id in (yield from reach(open_blockers(job), mine))
+    except UnknownJob:  # made in the caller's transaction
+        return False
 
 
 def expect(job_id: str, chains: Sequence[str], mine: Mapping[str, Job]) -> Talk[Job | None]:
