@@ -18,6 +18,7 @@ from onejob.errors import StoreUnavailable
 from onejob.lifecycle import Completed
 from onejob.stores.contract import Filter
 from onejob.stores.sql.postgres import errands
+from onejob.stores.sql.postgres.awaiting import MOST
 from onejob.stores.sql.postgres.flows import Patience
 from onejob.stores.sql.postgres.store import PostgresStore
 from onejob.testing import Clock
@@ -219,6 +220,28 @@ async def insistently(act: Callable[[], object]) -> list[object]:
             return await act()  # type: ignore[misc, no-any-return]
         except StoreUnavailable:
             continue
+
+
+def test_a_loop_that_has_closed_keeps_no_connection(database: psycopg.Connection, postgres_url: str) -> None:
+    app = App(postgres_url)
+    app.migrate()
+
+    async def crowd() -> None:
+        await asyncio.gather(*(app.jobs() for _ in range(3 * MOST)))
+
+    for _ in range(5):
+        asyncio.run(crowd())
+    ends = time.monotonic() + PATIENCE
+    while (left := backends(database)) > MOST:  # it takes them a moment to see that they were left
+        assert time.monotonic() < ends, left
+    asyncio.run(app.close())
+
+
+def backends(database: psycopg.Connection) -> int:
+    """Count those that serve our own connections."""
+    return database.execute(
+        "SELECT pid FROM pg_stat_activity WHERE application_name = 'onejob' AND datname = current_database()"
+    ).rowcount
 
 
 # ── calls that nobody hears ───────────────────────────────────────────────────────────────────────

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -291,6 +293,25 @@ async def test_the_doctor_says_that_nobody_answers() -> None:
 
 
 # ── types, scripts, connections ───────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # nobody closes the app on the loops that it has used
+def test_a_loop_that_has_closed_keeps_no_connection(redis_url: str, server: Redis) -> None:
+    app = App(redis_url)
+    app.migrate()
+
+    async def listen() -> None:
+        await app.jobs()
+        await app.store.wait(0.05)
+
+    for _ in range(20):
+        asyncio.run(listen())
+    gc.collect()
+    ends = time.monotonic() + 60
+    while len(server.client_list()) > 5:  # one that blocks, the last loop's two, and ours
+        assert time.monotonic() < ends, server.client_list()
+    asyncio.run(app.close())
+    gc.collect()
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
-import weakref
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -16,6 +14,7 @@ from hiredis import ReplyError
 from onejob.forks import generation
 from onejob.job import EPOCH
 from onejob.stores.contract import utcnow
+from onejob.stores.loops import Loops
 from onejob.stores.redis.faults import LOST, lost
 from onejob.stores.redis.flows import Ask, Flow, Ground
 from onejob.stores.redis.line import Line
@@ -65,9 +64,7 @@ class Engine:
         self.clock = clock
         self.nodes = Nodes(target, [place.tag for place in ground.buckets])
         self._spare: dict[Node, list[Cord]] = {}
-        self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Line] = weakref.WeakKeyDictionary()
-        self._line: Line | None = None  # the last one that was asked for
-        self._door = threading.Lock()
+        self._lines = Loops(lambda: Line(self.target, self.nodes, self.clock))
         self._closed = False
 
     def run(self, flow: Flow[T], *, tries: int = TRIES) -> T:
@@ -172,12 +169,7 @@ class Engine:
     @property
     def line(self) -> Line:
         """The running event loop's own connections."""
-        loop, line = asyncio.get_running_loop(), self._line
-        if line is None or line.loop() is not loop:
-            with self._door:
-                line = self._lines.get(loop) or Line(self.target, self.nodes, self.clock)
-                self._line = self._lines[loop] = line
-        return line
+        return self._lines.here()
 
     def close_spare(self) -> None:
         """Cut the connections that threads have left."""
@@ -190,7 +182,7 @@ class Engine:
         """Cut every connection, each on the loop that it belongs to."""
         self.close_spare()
         here = asyncio.get_running_loop()
-        for loop, line in list(self._lines.items()):
+        for loop, line in self._lines.items():
             if loop is here:
                 await line.close()
             elif loop.is_running():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -47,7 +46,6 @@ class Line:
         self._target = target
         self._nodes = nodes
         self._clock = clock
-        self.loop = weakref.ref(asyncio.get_running_loop())
         self._wires: dict[Node, Wire] = {}
         self._opening = asyncio.Lock()
         self._ear: Ear | None = None
@@ -252,6 +250,12 @@ class Line:
             if end is not None:
                 end.close()
         await asyncio.sleep(0)  # by then they are closed
+
+    def cut(self) -> None:
+        """Drop the connections of a loop that runs no more, which closes them."""
+        for end in (*self._wires.values(), self._ear):
+            if end is not None:
+                end.drop()
 
 
 def deliver(requests: Sequence[Request], answers: Sequence[Any]) -> None:

@@ -141,6 +141,10 @@ class Wire(asyncio.Protocol):
         if self._writer is not None:
             self._writer.transport.abort()
 
+    def drop(self) -> None:
+        """Let go of the connection, which closes it: its loop, which would do more, runs no more."""
+        self._writer = self._transport = None
+
 
 class Ear(asyncio.Protocol):
     """A connection that listens: it calls back for every message that is not our own."""
@@ -175,3 +179,7 @@ class Ear(asyncio.Protocol):
         """Cut the connection."""
         if self._writer is not None:
             self._writer.transport.abort()
+
+    def drop(self) -> None:
+        """Let go of the connection, which closes it: its loop, which would do more, runs no more."""
+        self._writer = None

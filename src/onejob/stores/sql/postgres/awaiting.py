@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
@@ -167,7 +167,7 @@ class AwaitedLines:
         for _ in range(MOST):
             self._room.release()
 
-    def close(self) -> None:
+    def cut(self) -> None:
         """Close all of them, whether or not their loop still runs."""
         self._closed = True
         self._idle.clear()
@@ -220,34 +220,3 @@ class Admissions:
             else:
                 for one in live:
                     await self._run_group([one])
-
-
-class Closing(Protocol):
-    """What can be closed, whether or not its loop still runs."""
-
-    def close(self) -> None:
-        """Close it."""
-
-
-C = TypeVar("C", bound=Closing)
-
-
-class Loops(Generic[C]):
-    """What each event loop that uses a store has for itself."""
-
-    def __init__(self, make: Callable[[], C]) -> None:
-        self._make = make
-        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, C] = weakref.WeakKeyDictionary()
-
-    def here(self) -> C:
-        """Give what the running loop has."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._by_loop:
-            self._by_loop[loop] = self._make()
-        return self._by_loop[loop]
-
-    def close(self) -> None:
-        """Close all of them."""
-        for own in self._by_loop.values():
-            own.close()
-        self._by_loop.clear()

@@ -11,10 +11,11 @@ import psycopg
 
 from onejob.forks import generation
 from onejob.stores.contract import Step, utcnow
+from onejob.stores.loops import Loops
 from onejob.stores.sql.flows import Ask
 from onejob.stores.sql.postgres import errands
 from onejob.stores.sql.postgres.account import Account
-from onejob.stores.sql.postgres.awaiting import AwaitedLines, Loops
+from onejob.stores.sql.postgres.awaiting import AwaitedLines
 from onejob.stores.sql.postgres.errands import Errand, Errands, InDoubt
 from onejob.stores.sql.postgres.faults import is_race, translated, unavailable
 from onejob.stores.sql.postgres.schema import prepare_schema
@@ -147,9 +148,9 @@ class Engine:
 
     def close(self) -> None:
         """Close the connections."""
-        self._awaited.close()
+        self._awaited.cut()
         self._lines.close()
-        self.spare_awaited.close()
+        self.spare_awaited.cut()
         self.spare.close()
 
 

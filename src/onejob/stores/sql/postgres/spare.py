@@ -119,7 +119,7 @@ class SpareAwaited:
         else:
             self._idle.append(connection)
 
-    def close(self) -> None:
+    def cut(self) -> None:
         """Close those that nobody uses, whether or not their loop still runs."""
         finish(self._idle, self._born)
 
