@@ -43,7 +43,10 @@ HOT: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "lock_successors": (KEYS, {NEXT}),
     "job": (("'a'",), {JOBS}),
     "jobs": ((IDS,), {JOBS}),
-    "find_by_key": ((KEYS[0], "NULL", "NULL", "NULL", "false", "true", "10", "0"), {"onejob_key"}),
+    "find_by_key": (
+        (KEYS[0], "NULL", "NULL", "NULL", "false", "true", "10", "0"),
+        {HELD, NEXT, "onejob_key"},
+    ),
     "find_expired": (("0", "10"), {"onejob_leased"}),
     "timed_due": (("0", "10"), {"onejob_timed"}),
     "next_due": (("''",), {"onejob_timed"}),

@@ -311,9 +311,15 @@ SELECT * FROM onejob_jobs WHERE ($1::text IS NULL OR namespace = $1::text)
 ORDER BY id DESC LIMIT $2::bigint OFFSET $3::bigint;
 
 -- name: find_by_key
-SELECT * FROM onejob_jobs
-WHERE key = $1::bytea
-    AND ($2::text IS NULL OR state IN (SELECT json_array_elements_text($2::text::json)))
+-- Who holds it, who waits behind, and all who have let it go, which is what the index by key has.
+SELECT * FROM (
+    SELECT * FROM onejob_jobs WHERE held_key = $1::bytea
+    UNION ALL
+    SELECT * FROM onejob_jobs WHERE next_key = $1::bytea
+    UNION ALL
+    SELECT * FROM onejob_jobs WHERE key = $1::bytea AND held_key IS NULL AND next_key IS NULL
+) AS named
+WHERE ($2::text IS NULL OR state IN (SELECT json_array_elements_text($2::text::json)))
     AND ($3::text IS NULL OR queue = $3::text)
     AND ($4::text IS NULL OR task = $4::text)
     AND (NOT $5::boolean OR held_key IS NOT NULL OR next_key IS NOT NULL)

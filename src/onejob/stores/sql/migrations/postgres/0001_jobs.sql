@@ -53,7 +53,8 @@ CREATE UNIQUE INDEX onejob_held ON onejob_jobs (held_key) WHERE held_key IS NOT 
 CREATE UNIQUE INDEX onejob_next ON onejob_jobs (next_key) WHERE next_key IS NOT NULL;
 CREATE UNIQUE INDEX onejob_chain ON onejob_jobs (chain_id, chain_index) WHERE chain_index > 0;
 
-CREATE INDEX onejob_key ON onejob_jobs (key) WHERE key IS NOT NULL;
+-- Of those who have let go of their key, or never had it: each version of a row enters every index that it belongs to.
+CREATE INDEX onejob_key ON onejob_jobs (key) WHERE key IS NOT NULL AND held_key IS NULL AND next_key IS NULL;
 CREATE INDEX onejob_due ON onejob_jobs (namespace, queue, priority DESC, run_at, place)
     WHERE state = 'available';
 CREATE INDEX onejob_timed ON onejob_jobs (run_at) WHERE state IN ('scheduled', 'retryable');
