@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from onejob import App, Job, Outcome, State, Task, Unique
-from onejob.errors import StoreUnavailable
+from onejob.errors import AdmissionBusy, StoreUnavailable
 from onejob.lifecycle import Completed
 from onejob.stores.contract import Filter
 from onejob.stores.sql.postgres import errands
@@ -23,7 +23,7 @@ from onejob.stores.sql.postgres.flows import Patience
 from onejob.stores.sql.postgres.store import PostgresStore
 from onejob.testing import Clock
 from tests.contract.stage import Stage, open_stage
-from tests.contract.steps import complete, everything, lease, mailer, start
+from tests.contract.steps import complete, everything, lease, mailer, settlement, start
 from tests.contract.test_interleavings_postgres import COALESCE, LEASE, ask, end
 
 pytestmark = pytest.mark.races
@@ -141,6 +141,24 @@ def test_a_holder_that_ends_between_the_conflict_and_the_look_leaves_the_key_to_
     newcomer.end()
     [verdict] = newcomer.answer
     assert (verdict.outcome, verdict.job.id) == (Outcome.CREATED, f"{2:08d}")
+
+
+async def test_no_end_comes_before_one_of_the_same_key_that_must_be_waited_for(
+    apps: list[App], database: psycopg.Connection
+) -> None:
+    mail = mailer(apps[0], Unique(by="to", until="start"))
+    jobs = []
+    for to in (1, 1, 2):
+        await mail.enqueue(to)
+        jobs.append(await start(apps[0]))
+    ends = [settlement(apps[0], job, Completed(b"1")) for job in jobs]
+    with database.transaction():
+        database.execute("SELECT 1 FROM onejob_jobs WHERE id = %s FOR UPDATE", (jobs[0].id,))
+        (waits, follows, ended), _ = await apps[0].store.turn(ends, LEASE)
+    assert isinstance(waits, AdmissionBusy)
+    assert isinstance(follows, AdmissionBusy)
+    assert ended.state is State.COMPLETED
+    assert [job.state for job in await apps[0].store.apply(ends[:2])] == [State.COMPLETED] * 2
 
 
 # ── connections that die ──────────────────────────────────────────────────────────────────────────

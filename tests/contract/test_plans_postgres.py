@@ -43,6 +43,7 @@ HOT: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "lock_successors": (KEYS, {NEXT}),
     "job": (("'a'",), {JOBS}),
     "jobs": ((IDS,), {JOBS}),
+    "keys_of": ((IDS,), {JOBS}),
     "find_by_key": (
         (KEYS[0], "NULL", "NULL", "NULL", "false", "true", "10", "0"),
         {HELD, NEXT, "onejob_key"},

@@ -158,6 +158,11 @@ SELECT locked.*
 FROM (SELECT value FROM json_array_elements_text($1::text::json) ORDER BY value) AS named
 CROSS JOIN LATERAL (SELECT * FROM onejob_jobs WHERE id = named.value FOR UPDATE SKIP LOCKED) AS locked;
 
+-- name: keys_of
+-- A key is its job's for ever, so this is true whoever has locked the job.
+SELECT found.id, found.key FROM json_array_elements_text($1::text::json) AS named
+CROSS JOIN LATERAL (SELECT id, key FROM onejob_jobs WHERE id = named.value LIMIT 1) AS found;
+
 -- name: lock_jobs_alone
 -- Jobs of which only what is theirs alone will change: those who rely on their hold are not in the way.
 SELECT locked.*

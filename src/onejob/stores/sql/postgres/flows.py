@@ -289,19 +289,31 @@ def settle(steps: Sequence[Step], now: Now, patience: Patience, rises: Collectio
     """
     book, shared = Book(), set[str]()
     yield from load(book, shared, steps, patience, rises)
+    later = (yield from left_out(book, steps)) if patience.skips_locked else ()
     draft, moment = Draft(book), now()
     answers = [
-        LATER if patience.skips_locked and is_absent(book, step) else book.run(step, moment, draft.enter)
-        for step in steps
+        LATER if index in later else book.run(step, moment, draft.enter) for index, step in enumerate(steps)
     ]
     if rising := shared & draft.touched:
         raise Rises(rising)
     return Settled(answers, draft.asks())
 
 
-def is_absent(book: Book, step: Step) -> bool:
-    """Tell whether the job that a step names is not there, or was left out because it is locked."""
-    return step.job_id is not None and step.job_id not in book.jobs
+def left_out(book: Book, steps: Sequence[Step]) -> Talk[set[int]]:
+    """Find the steps whose job is not there, or locked by somebody, and those that come after on its key."""
+    absent = {step.job_id for step in steps if step.job_id is not None} - book.jobs.keys()
+    if not absent:
+        return set()
+    [rows] = yield [Ask("keys_of", (array(absent),))]
+    keys: dict[str, bytes | None] = {job_id: job.key for job_id, job in book.jobs.items()}
+    keys |= {job_id: key for job_id, key in rows}  # noqa: C416 - a row is no pair to the type checker
+    later, waited_for = set[int](), set[bytes]()
+    for index, step in enumerate(steps):
+        key = step.key if step.job_id is None else keys.get(step.job_id)
+        if step.job_id in absent or key in waited_for:
+            later.add(index)
+            waited_for |= set() if key is None else {key}
+    return later
 
 
 def load(
