@@ -86,7 +86,6 @@ class Search:
         self._watch = watch
         self._about: list[str | None] = [getattr(op.ask, "job", None) for op in ops]
         self._before = predecessors(ops)
-        self._leading = frozenset(self._before.values())
         self._open: set[int] = set()
         self._unknown = frozenset(index for index, op in enumerate(ops) if op.unknown)
         self.worlds: set[World] = {(FREE, frozenset())}
@@ -141,12 +140,27 @@ class Search:
                 for result in self._effects(key, index):
                     yield self._let_readers((result, done | {index}), self._open)
 
-    def _apart(self, key: Key, goal: int) -> set[str]:
-        """List jobs without a hold whose fate can wait: what is sought does not depend on it."""
+    def _apart(self, key: Key, goal: int) -> set[str | None]:
+        """List jobs without a hold whose fate can wait: what is sought does not depend on it.
+
+        It would if something about them came first in a batch, before something that cannot wait.
+        """
         if self._rules.versioned or isinstance(self._ops[goal].ask, Rest):
             return set()
-        due = {goal, *(self._open & self._leading)}
-        return {job.job for job in key.others}.difference(self._about[index] or "" for index in due)
+        apart = set[str | None](job.job for job in key.others) - {self._about[goal]}
+        while True:
+            due = [index for index in self._open if self._about[index] not in apart]
+            first = {self._about[leader] for index in due for leader in self._leaders(index)}
+            if not apart & first:
+                return apart
+            apart -= first
+
+    def _leaders(self, index: int) -> Iterator[int]:
+        """List the open operations that precede this one in its batch."""
+        leader = self._before.get(index)
+        while leader in self._open:
+            yield leader
+            leader = self._before.get(leader)
 
     def _effects(self, key: Key, index: int) -> Iterator[Key]:
         """Tell how an operation may leave the key."""
