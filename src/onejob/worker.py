@@ -296,19 +296,23 @@ class Worker:
         if not idle:
             await self._wake.wait()
             return
-        hint = asyncio.create_task(self.app.store.wait(await self._until_due(), seen))
-        hint.add_done_callback(self._hinted)
+        hint = asyncio.create_task(self._hint(await self._until_due(), seen))
         try:
             await self._wake.wait()
-            if hint.done():
-                hint.result()  # a store that cannot wait does not answer
+            if hint.done() and (refusal := hint.result()) is not None:
+                raise refusal  # a store that cannot wait does not answer
         finally:
             hint.cancel()
 
-    def _hinted(self, hint: asyncio.Task[None]) -> None:
-        if not hint.cancelled():
-            hint.exception()  # whoever waits for it raises it
-            self._wake.set()
+    async def _hint(self, seconds: float, seen: Any) -> Exception | None:
+        """Wait until the store tells that something may be due, then wake whoever leases."""
+        refusal = None
+        try:
+            await self.app.store.wait(seconds, seen)
+        except Exception as error:  # noqa: BLE001 - whoever is woken raises it
+            refusal = error
+        self._wake.set()
+        return refusal
 
     async def _until_due(self) -> float:
         rates = limits(self.app.queues.values())["rates"]

@@ -8,8 +8,11 @@ import re
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from copy import copy
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import product
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -25,12 +28,12 @@ from onejob.errors import (
 from onejob.ids import new_id
 from onejob.lifecycle import rank
 from onejob.stores.contract import Finding
-from onejob.stores.redis import layout
+from onejob.stores.redis import flows, layout
 from onejob.stores.redis.scripts import TEXTS
 from onejob.stores.redis.store import RedisStore
 from onejob.testing import drain
 from tests import servers
-from tests.contract.steps import complete, everything, lease, mailer
+from tests.contract.steps import complete, everything, lease, mailer, wanted
 
 STRANGE = ["", "a:b", "{a}", "}{", 'a","b', "a\0b", "a\nb", "ü😀", "[]", "{onejob:0}:jobs", "\\u0041"]
 
@@ -424,3 +427,124 @@ async def test_the_servers_clock_rules(app: App, server: Redis) -> None:
     await mailer(app).enqueue(1)
     seconds, micros = server.time()
     assert abs(app.store.now().timestamp() - (seconds + micros / 1e6)) < 1
+
+
+# ── jobs that others have just made ───────────────────────────────────────────────────────────────
+
+
+class Idler:
+    """A worker's store that has found nothing to start, and listens."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.looks = 0
+
+    async def idle(self) -> None:
+        """Find nothing, and be subscribed by then."""
+        store = self.app.store
+        rings = store.pulse()
+        await store.wait(60, rings)  # the first ring is the server's word that we are heard of
+        assert await self.lease() == []
+
+    async def hear(self, rings: int) -> None:
+        """Wait until others were heard as often as this."""
+        async with asyncio.timeout(60):
+            while (heard := self.app.store.pulse()) < rings:
+                await self.app.store.wait(60, heard)
+
+    async def lease(self) -> list[Job]:
+        return await lease(self.app, total=1)
+
+
+@pytest.fixture
+async def idler(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Idler]:
+    async with App(redis_url) as app:
+        mailer(app, Unique.coalesce(by="to"))
+        idler, claim = Idler(app), flows.claim
+
+        def looked(*given: Any) -> Any:
+            idler.looks += 1
+            return claim(*given)
+
+        monkeypatch.setattr(flows, "claim", looked)
+        await idler.idle()
+        idler.looks = 0
+        yield idler
+
+
+async def test_who_idles_starts_what_another_process_makes_without_looking_for_it(
+    app: App, idler: Idler
+) -> None:
+    heard = idler.app.store.pulse()
+    made = await mailer(app, Unique.coalesce(by="to")).enqueue(1)
+    await idler.hear(heard + 1)
+    [job] = await idler.lease()
+    assert (job.id, job.state, idler.looks) == (made.job.id, State.ACTIVE, 0)
+    assert (await complete(idler.app, job)).state is State.COMPLETED
+    assert await idler.lease() == []
+    assert idler.looks == 1
+
+
+async def test_of_several_new_jobs_the_best_is_started(app: App, idler: Idler) -> None:
+    heard, mail = idler.app.store.pulse(), mailer(app, Unique(by="to"))
+    await mail.enqueue(1)
+    urgent = await mail.options(priority=9).enqueue(2)
+    await idler.hear(heard + 2)
+    assert [job.id for job in await idler.lease()] == [urgent.job.id]
+
+
+async def test_who_has_heard_of_anything_else_looks(app: App, idler: Idler) -> None:
+    heard, mail = idler.app.store.pulse(), mailer(app, Unique(by="to"))
+    urgent, _ = await app.enqueue_many([mail.options(priority=9).call(2), mail.call(3)])
+    await mail.enqueue(1)
+    await idler.hear(heard + 2)
+    assert [job.id for job in await idler.lease()] == [urgent.job.id]
+
+
+@pytest.mark.parametrize("change", ["cancelled", "updated", "started", "paused"])
+@pytest.mark.parametrize("told", [True, False], ids=["and we hear of it", "and we have not heard yet"])
+async def test_what_has_become_of_a_new_job_meanwhile_counts(
+    app: App, idler: Idler, change: str, *, told: bool
+) -> None:
+    heard, mail = idler.app.store.pulse(), mailer(app, Unique.coalesce(by="to"))
+    made = await mail.enqueue(1, "old")
+    await idler.hear(heard + 1)
+    ground = idler.app.store._ground  # type: ignore[attr-defined] # noqa: SLF001
+    known = copy(ground.offers)
+    match change:
+        case "cancelled":
+            await app.cancel(made.job.id)
+        case "updated":
+            await mail.enqueue(1, "new")
+        case "started":
+            await lease(app, worker="another")
+        case _:
+            await app.pause("default")
+    ground.offers = ground.offers if told else known
+    found = [(job.id, job.arguments["text"]) for job in await idler.lease()]
+    assert found == ([(made.job.id, "new")] if change == "updated" else [])
+    if change == "paused":
+        await app.resume("default")
+        assert len(await idler.lease()) == 1
+
+
+@pytest.mark.parametrize(
+    "why", ["another task", "a full queue", "a limit", "a long record", "another worker idles"]
+)
+async def test_what_is_made_for_others_is_left_to_them(app: App, idler: Idler, why: str) -> None:
+    heard = idler.app.store.pulse()
+    mail = mailer(app, Unique(by="to"), name="other" if why == "another task" else "mail")
+    text = "long" * 1000 if why == "a long record" else ""
+    made = await mail.enqueue(1, text)
+    await idler.hear(heard + 1)
+    given = wanted(idler.app, total=1)
+    if why == "a full queue":
+        given = replace(given, queues={"default": 0})
+    if why == "a limit":
+        given = replace(given, limits={"default": 1})
+    idler.app.store._ground.offers._wanted = given  # type: ignore[attr-defined] # noqa: SLF001
+    if why == "another worker idles":
+        given = replace(given, worker="busy until now")
+    found = await idler.app.store.lease(given)
+    assert [job.id for job in found] == ([] if why in {"another task", "a full queue"} else [made.job.id])
+    assert idler.looks == 1

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import count
@@ -258,6 +258,9 @@ class Other(Protocol):
     async def reopen(self, *, crash: bool) -> Store:
         """Open it again after a close, or as a crash leaves it."""
 
+    def tell(self, wanted: Lease, job: Job) -> None:
+        """Let the store believe that somebody has just made this job, if it listens to such things."""
+
     async def end(self) -> None:
         """Leave nothing of this example behind."""
 
@@ -292,6 +295,9 @@ class Files:
         for suffix in ("", "-wal"):
             shutil.copyfile(f"{path}{suffix}", f"{copy}{suffix}")
         return self._opened(copy)
+
+    def tell(self, wanted: Lease, job: Job) -> None:
+        """Tell nobody."""
 
     async def end(self) -> None:
         for store in (*self._crashed, self._store):
@@ -335,6 +341,9 @@ class Tables:
             await self._store.close()
         return self._store
 
+    def tell(self, wanted: Lease, job: Job) -> None:
+        """Tell nobody."""
+
     async def end(self) -> None:
         """Leave that to the next example."""
 
@@ -370,6 +379,12 @@ class Keys:
         else:
             await self._store.close()
         return self._opened()
+
+    def tell(self, wanted: Lease, job: Job) -> None:
+        ground = self._store._ground  # noqa: SLF001 - what it has heard is its own
+        record = self._surgeon.hget(ground.home(job.key or job.id).jobs.decode(), job.id)
+        ground.offers.expect(wanted)
+        ground.offers.hear(cast("bytes", record))
 
     async def end(self) -> None:
         for store in (*self._left, self._store):
@@ -604,6 +619,19 @@ class StoresAgree(RuleBasedStateMachine):
         wanted = Lease(
             namespace=tenant, worker="v", queues=queues, total=ALL, duration=timedelta(seconds=5), tasks=TASKS
         )
+        self.leases += self.both(lambda app: app.store.lease(wanted))
+
+    @rule(tenant=st.sampled_from(["", "", "tenant"]))
+    def lease_what_was_just_made(self, tenant: str) -> None:
+        queues = dict.fromkeys(QUEUES, ALL)
+        wanted = Lease(
+            namespace=tenant, worker="u", queues=queues, total=1, duration=timedelta(seconds=5), tasks=TASKS
+        )
+        self.both(lambda app: app.store.lease(replace(wanted, tasks=())))  # now all that is due is available
+        self.stores_hold_the_same()
+        due = [job for job in self.jobs.values() if job.namespace == tenant and job.state is State.AVAILABLE]
+        if due:
+            self.place.tell(wanted, min(due, key=lifecycle.rank))
         self.leases += self.both(lambda app: app.store.lease(wanted))
 
     @precondition(any_active)

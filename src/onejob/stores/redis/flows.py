@@ -28,6 +28,7 @@ from onejob.stores.book import Book
 from onejob.stores.contract import Lease, Step
 from onejob.stores.redis import layout
 from onejob.stores.redis.layout import TIMED, Bucket, Command, Counter, frame, micros
+from onejob.stores.redis.offers import Offers, fits, told
 from onejob.stores.redis.records import REVISION, Seen, read_job, read_mark, write_job, write_mark
 
 T = TypeVar("T")
@@ -176,6 +177,7 @@ class Ground:
         self.channel = f"{prefix}:bell".encode()
         self.voice = random.randbytes(8).hex().encode()  # noqa: S311 - a label
         self.memory = Memory()
+        self.offers = Offers()
         self.absorbed = 0.0  # how many of the last requests were duplicates, as a share
 
     def home(self, token: bytes | str) -> Bucket:
@@ -194,7 +196,7 @@ def depth_of(step: Step) -> int:
 class Group:
     """Steps on one key or one job, which are decided together and written together."""
 
-    __slots__ = ("answers", "depth", "depths", "ids", "key", "limits", "rates", "sight", "steps")
+    __slots__ = ("answers", "depth", "depths", "ids", "key", "limits", "open", "rates", "sight", "steps")
 
     def __init__(self, key: bytes | None) -> None:
         self.key = key
@@ -204,6 +206,7 @@ class Group:
         self.sight = NOTHING
         self.limits: tuple[tuple[bytes, int, int], ...] = ()  # counter, limit, and what is to be added
         self.rates: Mapping[bytes, int] = NONE  # set of starts, and how many it may have
+        self.open: tuple[str, str] | None = None  # a queue that must not be paused, after its namespace
         self.depths: dict[tuple[str, str], int] | None = None  # of the queues that steps name
         self.answers: Sequence[Any] = ()
 
@@ -483,17 +486,18 @@ def entry(step: Step, changes: Changes, ground: Ground) -> Ask:
     place, name = ground.home(job.key or job.id), job.id.encode()
     [(_, counter)] = layout.counters(place, job)
     entries = layout.entries(place, job, name)
+    record = write_job(job, new_revision())
     words = [
         FIRST,
         step.key or b"",
         DEPTHS[depth_of(step)],
         name,
-        write_job(job, new_revision()),
+        record,
         b"0" if job.held_key is None else b"1",
         b"" if mark is None or not mark.job else write_mark(mark),
         counter,
         ground.channel,
-        ground.voice if job.state in RINGING else b"",
+        ground.voice + told(record, job) if job.state in RINGING else b"",
     ]
     for standing in entries.values():
         words += standing
@@ -672,7 +676,7 @@ class Script:
     def add(self, group: Group, plan: Plan) -> None:
         """Write a plan, if what it relies on is still so."""
         words = [group.key or b"", group.expected(), *map(str.encode, group.ids), *plan.fresh]
-        limits = self._limits(group) if group.limits or group.rates else ()
+        limits = self._limits(group) if group.limits or group.rates or group.open else ()
         words += limits
         counters: list[int] = []
         for counter, by in plan.counters:
@@ -703,7 +707,14 @@ class Script:
             limits += (self._counter((self._place.active, queue)) if queue else 0, most, by)
         for name, most in group.rates.items():
             limits += (-self._list("ZADD", name), most, len(self._begun(group, name)))
-        return [b"%d" % number for number in limits]
+        words = [b"%d" % number for number in limits]
+        if group.open is not None:
+            paused = self._number(self._place.paused(group.open[0]))
+            words += (b"paused", b"%d" % paused, group.open[1].encode())
+        return words
+
+    def _number(self, name: bytes) -> int:
+        return self._numbers.get(name) or self._numbers.setdefault(name, len(self._numbers) + 1)
 
     def _begun(self, group: Group, name: bytes) -> list[Job]:
         """List the jobs that a group starts and that a set of starts counts: one key may be in two queues."""
@@ -720,7 +731,7 @@ class Script:
         """Make the question."""
         numbers, head = self._numbers, [len(self._lists)]
         for command, name in self._lists:
-            head += (COMMANDS[command], numbers.get(name) or numbers.setdefault(name, len(numbers) + 1))
+            head += (COMMANDS[command], self._number(name))
         head.append(len(self._counters))
         head += [numbers[name] for name, _ in self._counters]
         fields = [field for _, field in self._counters]
@@ -749,11 +760,32 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def lease(wanted: Lease, ground: Ground) -> Flow[list[Job]]:
-    """Make due jobs available, then start the best of them."""
+    """Start what was offered; or make due jobs available, then start the best of them."""
+    if (record := ground.offers.take(wanted)) is not None and (
+        accepted := (yield from accept(read_job(record), wanted, ground))
+    ):
+        return accepted
     limited = [queue for queue in wanted.limited if wanted.queues[queue] > 0]
     if len(ground.buckets) == 1 or not limited:
-        return (yield from lease_within(wanted, Rooms(wanted.queues), ground))
-    return (yield from lease_in_turn(wanted, limited, ground))
+        started = yield from lease_within(wanted, Rooms(wanted.queues), ground)
+    else:
+        started = yield from lease_in_turn(wanted, limited, ground)
+    if not started:
+        ground.offers.expect(wanted)
+    return started
+
+
+def accept(offered: Seen, wanted: Lease, ground: Ground) -> Flow[list[Job]]:
+    """Start a job that somebody has just made, guessing that nothing has happened to it since."""
+    job, place = offered.job, ground.home(offered.job.key or offered.job.id)
+    if not fits(job, wanted):
+        return []
+    group = Group(job.key)
+    group.add(0, Step(partial(start, worker=wanted.worker, lease=wanted.duration), job.id))
+    group.sight = Sight({job.id: offered}, None if job.held_key is None else job.id, place=place)
+    group.open = (job.namespace, job.queue)
+    yield from commit([group], ground)
+    return [answer for answer in group.answers if isinstance(answer, Job)]
 
 
 class Rooms(NamedTuple):

@@ -213,13 +213,13 @@ class Line:
 
     # ── listening ─────────────────────────────────────────────────────────────────────────────────
 
-    def listen(self, channel: bytes, voice: bytes, hear: Callable[[], None]) -> None:
+    def listen(self, channel: bytes, voice: bytes, hear: Callable[[bytes], None]) -> None:
         """See to it that messages are heard from now on."""
         idle = self._listening is None or self._listening.done()
         if self._ear is None and idle and not self._closed:
             self._listening = asyncio.create_task(self._listen(channel, voice, hear))
 
-    async def _listen(self, channel: bytes, voice: bytes, hear: Callable[[], None]) -> None:
+    async def _listen(self, channel: bytes, voice: bytes, hear: Callable[[bytes], None]) -> None:
         """Subscribe; try until it works: who waits polls meanwhile."""
         while not self._closed:
             ear = Ear(hear, voice, self._grow_deaf)

@@ -74,7 +74,7 @@ class RedisStore:
             return []
         engine = self._ready or await self._opened()
         answers = await engine.line.apply(steps, self._ground)
-        self._bell.ring()
+        self._ring()
         return answers
 
     def apply_now(self, steps: Sequence[Step]) -> list[Any]:
@@ -83,7 +83,7 @@ class RedisStore:
             return []
         engine = self._ready or self._open()
         answers = engine.run(flows.apply(steps, self._ground))
-        self._bell.ring()
+        self._ring()
         return answers
 
     def apply_within_now(self, connection: Any, steps: Sequence[Step]) -> list[Any]:  # noqa: ARG002 - the contract's
@@ -148,7 +148,7 @@ class RedisStore:
     async def put_setting(self, namespace: str, kind: str, name: str, value: bytes | None) -> None:
         """Write one such decision, or take it back."""
         await self._await(reading.put_setting(namespace, kind, name, value, self._ground))
-        self._bell.ring()
+        self._ring()
 
     async def counts(self, namespace: str) -> Counts:
         """Count jobs."""
@@ -174,8 +174,17 @@ class RedisStore:
         """Wait until this process changes something, or another says that it did."""
         rings = self._bell.rings if since is None else since
         engine = await self._opened()
-        engine.line.listen(self._ground.channel, self._ground.voice, self._bell.ring)
+        engine.line.listen(self._ground.channel, self._ground.voice, self._hear)
         await self._bell.wait(timeout, rings)
+
+    def _hear(self, record: bytes) -> None:
+        """Hear that another process has changed something, or made this job."""
+        self._ground.offers.hear(record)
+        self._bell.ring()
+
+    def _ring(self) -> None:
+        self._ground.offers.forget()
+        self._bell.ring()
 
     # ── opening and closing ───────────────────────────────────────────────────────────────────────
 

@@ -12,7 +12,8 @@
 -- ids to show · of ids that must be new · of limits · 1 to ring · number of counters · each with what to add · the list
 -- of each entry that is written · the length of each word.
 -- Its words: key, or "" · what is expected, or "?" · ids · new ids · limits, each as counter (0 for the clock, less for
--- a list of starts), limit and addition · entries.
+-- a list of starts), limit and addition, or as "paused", the number of a key, and the queue that must not be in that hash ·
+-- entries.
 -- Groups have no job and no key in common, so all is read before and written after they are judged: few commands.
 -- Answers: 1 written · 2 it was written before · 3 over the limit · or what is there.
 
@@ -150,7 +151,9 @@ end
 local function any_full(words, first, last)
   for i = first, last, 3 do
     local counter, most, more = tonumber(words[i]), tonumber(words[i + 1]), tonumber(words[i + 2])
-    if counter < 0 then -- a list of starts, of which the old ones have just been forgotten
+    if words[i] == 'paused' then
+      counter, most, more = 0, 0, call('HEXISTS', KEYS[most], words[i + 2])
+    elseif counter < 0 then -- a list of starts, of which the old ones have just been forgotten
       local starts = lists[-counter]
       more = more + call('ZCARD', KEYS[starts[2]]) + (#starts - HEAD) / starts[3]
     elseif counter == 0 then -- the turn to start jobs of limited queues ends

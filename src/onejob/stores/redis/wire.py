@@ -147,9 +147,12 @@ class Wire(asyncio.Protocol):
 
 
 class Ear(asyncio.Protocol):
-    """A connection that listens: it calls back for every message that is not our own."""
+    """A connection that listens: it calls back for every message that is not our own.
 
-    def __init__(self, hear: Callable[[], None], voice: bytes, lost: Callable[[], None]) -> None:
+    A message is who says it, and perhaps something else, with which it calls back.
+    """
+
+    def __init__(self, hear: Callable[[bytes], None], voice: bytes, lost: Callable[[], None]) -> None:
         self._hear = hear
         self._voice = voice
         self._lost = lost
@@ -165,11 +168,10 @@ class Ear(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Hear messages; the first is the server's word that we are subscribed."""
         self._reader.feed(data)
-        heard = False
         while (reply := self._reader.gets()) is not UNFINISHED:
-            heard = heard or not (isinstance(reply, list) and reply[-1] == self._voice)
-        if heard:
-            self._hear()
+            said = reply[-1] if isinstance(reply, list) and isinstance(reply[-1], bytes) else b""
+            if not said.startswith(self._voice):
+                self._hear(said[len(self._voice) :])
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the protocol's
         """Say that from now on nothing is heard."""
