@@ -331,7 +331,6 @@ class Worker:
         run = Run(job, Context(self.app, job, self._deadline(job)), job.lease_until)
         self._runs[job.id] = run
         run.task = asyncio.create_task(self._run(run))
-        run.task.add_done_callback(partial(self._clear, run))
 
     def _deadline(self, job: Job) -> datetime | None:
         return None if job.timeout is None else self.app.store.now() + timedelta(seconds=job.timeout)
@@ -346,7 +345,7 @@ class Worker:
 
     def _clear(self, run: Run, task: asyncio.Task[None]) -> None:
         """Leave a run that was stopped before its first step: none of it was executed, not even its end."""
-        if task.cancelled():
+        if task.cancelled() and self._runs.get(run.job.id) is run:
             self._leave(run, interrupted(run, asyncio.CancelledError()))
             self._settled.set()  # whoever waits for the last run may have looked already
 
@@ -383,13 +382,16 @@ class Worker:
         finally:
             run.process = None
 
-    async def _call(self, task: Task[..., Any], run: Run) -> Any:
+    def _call(self, task: Task[..., Any], run: Run) -> Awaitable[Any]:
+        """Call the handler; nothing stands between whoever awaits it and an async one without a timeout."""
         args, kwargs = task.signature.restore(open_args(self.app.safe, run.job).arguments)
-        return await self._in_time(run, self._invoke(task, args, kwargs))
+        if task.is_async:
+            work = task.function(*args, **kwargs)
+        else:
+            work = self._in_thread(partial(task.function, *args, **kwargs))
+        return work if run.job.timeout is None else self._in_time(run, work)
 
     async def _in_time(self, run: Run, work: Awaitable[T]) -> T:
-        if run.job.timeout is None:
-            return await work
         timer = asyncio.timeout(run.job.timeout)
         try:
             async with timer:
@@ -400,12 +402,9 @@ class Worker:
             run.context.stop = True
             raise TimeoutError(f"the run took longer than {run.job.timeout:g} s") from None
 
-    async def _invoke(self, task: Task[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if task.is_async:
-            return await task.function(*args, **kwargs)
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
         assert self._threads is not None  # run() has opened it
-        run = partial(contextvars.copy_context().run, caught, task.function, *args, **kwargs)
-        thread = self._threads.submit(run)
+        thread = self._threads.submit(contextvars.copy_context().run, caught, function)
         try:
             value, error = await asyncio.wrap_future(thread)
         except asyncio.CancelledError:
@@ -538,6 +537,7 @@ class Worker:
         if why == "cancelled" and run.process is not None:
             run.process.stop()
         elif run.task is not None and not (in_thread and why == "cancelled"):  # it must notice by itself
+            run.task.add_done_callback(partial(self._clear, run))
             run.task.cancel()
 
     # ── chores ────────────────────────────────────────────────────────────────────────────────────
@@ -640,10 +640,10 @@ def interrupted(run: Run, error: asyncio.CancelledError) -> Result:
             return HandedBack()
 
 
-def caught(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, BaseException | None]:
+def caught(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     """Call a plain function; its error comes as a value, for a future carries neither all nor all of it."""
     try:
-        return function(*args, **kwargs), None
+        return function(), None
     except BaseException as error:  # noqa: BLE001 - it is raised where the run is awaited
         return None, error
 
