@@ -562,14 +562,12 @@ FROM json_populate_recordset(NULL::onejob_jobs, $1::text::json) AS new
 WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 
 -- name: start_job
--- What a start changes. The fewer columns are named, the less is sent.
+-- What a start changes, of jobs that start alike.
 UPDATE onejob_jobs SET
-    state = 'active', attempt = new.attempt, started_at = new.started_at, token = new.token,
-    worker = new.worker, lease_until = new.lease_until
-FROM json_to_recordset($1::text::json) AS new (
-    id text, attempt bigint, started_at bigint, token bigint, worker text, lease_until bigint
-)
-WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
+    state = 'active', attempt = $2::bigint, token = $3::bigint, started_at = $4::bigint, lease_until = $5::bigint,
+    worker = $6::text
+FROM json_array_elements_text($1::text::json) AS named
+WHERE id = named.value AND named.value || '' = named.value;
 
 -- name: complete_job
 -- What the end of a run changes that went well.
@@ -583,10 +581,12 @@ WHERE onejob_jobs.id = new.id AND new.id || '' = new.id;
 -- The same for jobs that nobody has written since the transaction that started them, that nobody waits behind, and
 -- whose keys have no mark. They are locked, so that this stays true; those of which it is true come back.
 UPDATE onejob_jobs SET
-    state = 'completed', finished_at = new.finished_at, result = new.result,
+    state = 'completed', finished_at = $3::bigint, result = new.result,
     held_key = NULL, reason = NULL, worker = NULL, lease_until = NULL
-FROM json_to_recordset($1::text::json) AS new (id text, finished_at bigint, result text, started_in xid)
-WHERE onejob_jobs.id = new.id AND new.id || '' = new.id AND onejob_jobs.xmin = new.started_in
+FROM ROWS FROM (
+    json_array_elements_text($1::text::json), json_array_elements_text($2::text::json)
+) AS new (id, result)
+WHERE onejob_jobs.id = new.id AND new.id || '' = new.id AND onejob_jobs.xmin = $4::text::xid
     AND (SELECT 1 FROM onejob_jobs AS next WHERE next.next_key = onejob_jobs.key LIMIT 1) IS NULL
     AND (SELECT 1 FROM onejob_marks WHERE onejob_marks.key = onejob_jobs.key LIMIT 1) IS NULL
 RETURNING onejob_jobs.id;

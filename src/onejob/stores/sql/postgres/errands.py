@@ -106,7 +106,7 @@ class Errands:
             return [LATER for _ in steps]
         if written:
             self._changed()
-        done = {index: end.answer for index, end in ends.items() if end.record["id"] in written}
+        done = {index: end.answer for index, end in ends.items() if end.job.id in written}
         return [done.get(index, LATER) for index in range(len(steps))]
 
     def _settle_briefly(self, steps: Sequence[Step]) -> Errand[list[Any]]:

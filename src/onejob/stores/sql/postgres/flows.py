@@ -25,12 +25,15 @@ from onejob.stores.contract import Lease, Step, Tally
 from onejob.stores.sql import flows
 from onejob.stores.sql.flows import FOLDED_AT_ONCE, MATURED_AT_ONCE, Ask, Flow, may_let_go, start_in
 from onejob.stores.sql.postgres.records import (
+    CHANGED,
     WHOLE,
     array,
     read_record,
+    record_of_completion,
     record_of_mark,
     record_of_new,
     record_of_tally,
+    starts_of,
     update_of,
 )
 from onejob.stores.sql.postgres.starts import Start, Starts
@@ -229,10 +232,11 @@ def foresee(book: Book, step: Step, now: datetime) -> Any:
 
 
 class End(NamedTuple):
-    """What a run comes to if nobody has touched its job since it was started."""
+    """What a run comes to if nobody has touched its job since it was started, by which transaction."""
 
     answer: Any
-    record: dict[str, Any]
+    job: Job
+    transaction: str
 
 
 def foreseen(steps: Sequence[Step], starts: Starts, now: datetime) -> dict[int, End]:
@@ -260,23 +264,28 @@ def foreseen_end(step: Step, start: Start, now: datetime) -> End | None:
     if len(changes.updates) != 1 or changes.inserts or changes.deletes or changes.mark is not None:
         return None
     [ended] = changes.updates
-    name, record = update_of(job, ended)
-    if name != "complete_job":
-        return None
-    return End(changes.answer, {**record(ended), "started_in": start.transaction})
+    return End(changes.answer, ended, start.transaction) if update_of(job, ended) == "complete_job" else None
 
 
 def end(ends: Iterable[End]) -> Talk[set[str]]:
     """Write the ends that have come as foreseen, in one batch, and tell whose they are."""
-    records = [end.record for end in ends]
-    ids = [record["id"] for record in records]
-    *_, rows, _ = yield [
+    alike: dict[tuple[str, datetime | None], list[Job]] = {}
+    for end in ends:
+        alike.setdefault((end.transaction, end.job.finished_at), []).append(end.job)
+    _, _, *written, _ = yield [
         Ask("begin"),
-        Ask("lock_untouched", (array(ids),)),
-        Ask("complete_untouched", (array(records),)),
+        Ask("lock_untouched", (array(job.id for jobs in alike.values() for job in jobs),)),
+        *(completion(jobs, finished_at, transaction) for (transaction, finished_at), jobs in alike.items()),
         Ask("commit"),
     ]
-    return {job_id for (job_id,) in rows}
+    return {job_id for rows in written for (job_id,) in rows}
+
+
+def completion(jobs: Sequence[Job], finished_at: datetime | None, transaction: str) -> Ask:
+    """Ask for jobs to be completed that one transaction has started, if nobody has touched them since."""
+    ids = array(job.id for job in jobs)
+    results = array(None if job.result is None else job.result.decode() for job in jobs)
+    return Ask("complete_untouched", (ids, results, finished_at and micros(finished_at), transaction))
 
 
 # ── deciding under locks ──────────────────────────────────────────────────────────────────────────
@@ -452,12 +461,13 @@ def gains(old: Job, new: Job) -> bool:
 
 def updates(pairs: Sequence[tuple[Job, Job]]) -> Iterator[Ask]:
     """Write changed jobs, each by the narrowest statement."""
-    records: dict[str, list[Any]] = {}
+    changed: dict[str, list[Job]] = {}
     for old, new in pairs:
-        name, record = update_of(old, new)
-        records.setdefault(name, []).append(record(new))
-    for name, rows in records.items():
-        yield from some(name, rows)
+        changed.setdefault(update_of(old, new), []).append(new)
+    for given in starts_of(changed.get("start_job", ())):
+        yield Ask("start_job", given)
+    yield from some("complete_job", [record_of_completion(job) for job in changed.get("complete_job", ())])
+    yield from some("update_job", [CHANGED(job) for job in changed.get("update_job", ())])
 
 
 def some(name: str, records: Sequence[Any]) -> Iterator[Ask]:

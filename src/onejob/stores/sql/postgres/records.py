@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
@@ -57,6 +58,7 @@ class Shape:
         return record
 
 
+KIND = attrgetter("attempt", "token", "started_at", "lease_until", "worker")
 WHOLE = Shape(Job.__struct_fields__)
 COMMON = Shape([name for name in Job.__struct_fields__ if name in PLAIN])
 CHANGED = Shape(
@@ -79,16 +81,12 @@ CHANGED = Shape(
 )
 
 
-def record_of_start(job: Job) -> dict[str, Any]:
-    """Make the record of what a start changes; a shape would take three times as long."""
-    return {
-        "id": job.id,
-        "attempt": job.attempt,
-        "started_at": job.started_at and micros(job.started_at),
-        "token": job.token,
-        "worker": job.worker and legible(job.worker),
-        "lease_until": job.lease_until and micros(job.lease_until),
-    }
+def starts_of(jobs: Iterable[Job]) -> Iterator[Sequence[Any]]:
+    """Make what `start_job` takes, of each kind of start: most jobs that start together start alike."""
+    for kind, alike in groupby(sorted(jobs, key=attrgetter("attempt", "token")), KIND):
+        attempt, token, *times, worker = kind
+        ids, (began, ends) = array(job.id for job in alike), [time and micros(time) for time in times]
+        yield ids, attempt, token, began, ends, worker and legible(worker)
 
 
 def record_of_completion(job: Job) -> dict[str, Any]:
@@ -100,13 +98,13 @@ def record_of_completion(job: Job) -> dict[str, Any]:
     }
 
 
-def update_of(old: Job, new: Job) -> tuple[str, Callable[[Job], dict[str, Any]]]:
-    """Choose the narrowest statement that writes all that has changed, and what makes its record."""
+def update_of(old: Job, new: Job) -> str:
+    """Choose the narrowest statement that writes all that has changed."""
     if new.state is State.ACTIVE and new == started(old, new):
-        return "start_job", record_of_start
+        return "start_job"
     if new.state is State.COMPLETED and new == completed(old, new):
-        return "complete_job", record_of_completion
-    return "update_job", CHANGED
+        return "complete_job"
+    return "update_job"
 
 
 def record_of_new(job: Job) -> dict[str, Any]:
