@@ -59,6 +59,11 @@ def finished(app: App, tails: Sequence[Job]) -> tuple[Finished, ...]:
 class Context:
     """What a handler may ask and tell while it runs."""
 
+    __slots__ = (
+        *("app", "block", "blockers", "completion", "continuation", "deadline", "job", "result", "settled"),
+        *("stop", "told"),
+    )
+
     def __init__(self, app: App, job: Job, deadline: datetime | None) -> None:
         self.app = app
         self.job = job

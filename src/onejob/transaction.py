@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 def settlement(context: Context, result: Result, progress: bytes | None, act: Callable[..., Changes]) -> Step:
     """Make the step by which `act` writes how a run ended."""
     job, app = context.job, context.app
-    given = {"merge": app.merge, "replay": app.replay_of(job), "progress": progress}
-    return Step(partial(act, token=job.token, result=result, **given), job.id)
+    merge, replay = app.merge, app.replay_of(job)
+    write = partial(act, token=job.token, result=result, merge=merge, replay=replay, progress=progress)
+    return Step(write, job.id)
 
 
 def ended(context: Context, value: object) -> Completed:

@@ -252,8 +252,11 @@ def read_job(row: Row) -> Job:
     values[4] = STATES[values[4]]
     values[12] = read_retry(values[12])
     if values[9].__class__ is str:  # PostgreSQL keeps JSON as text, SQLite as bytes
-        for column in (9, 10, 36, 37, 38, 42, 43, 44):
-            values[column] = values[column] if values[column] is None else values[column].encode()
+        for column in (9, 10, 36):
+            values[column] = values[column].encode()
+        for column in (37, 38, 42, 43, 44):
+            if values[column] is not None:
+                values[column] = values[column].encode()
     values[35] = bool(values[35])
     for column in (6, 8, 16, 17, 24, 25, 26, 34, 39):
         time = values[column]
