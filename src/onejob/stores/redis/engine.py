@@ -185,6 +185,8 @@ class Engine:
         for loop, line in self._lines.items():
             if loop is here:
                 await line.close()
+            elif loop.is_closed():
+                line.cut()
             elif loop.is_running():
                 with contextlib.suppress(TimeoutError):
                     leaving = asyncio.run_coroutine_threadsafe(line.close(), loop)
