@@ -31,7 +31,7 @@ async def app(postgres_url: str, clock: Clock) -> AsyncIterator[App]:
 @pytest.fixture
 def database(postgres_url: str) -> Iterator[psycopg.Connection]:
     """Look from outside, and make the user's own table."""
-    with closing(psycopg.connect(postgres_url, autocommit=True)) as database:
+    with closing(psycopg.connect(postgres_url, autocommit=True, prepare_threshold=None)) as database:
         database.execute("CREATE TABLE ledger (who bigint PRIMARY KEY DEFERRABLE INITIALLY DEFERRED)")
         yield database
 

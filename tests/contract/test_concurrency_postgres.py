@@ -49,7 +49,7 @@ async def apps(postgres_url: str) -> AsyncIterator[list[App]]:
 
 @pytest.fixture
 def database(postgres_url: str) -> Iterator[psycopg.Connection]:
-    with closing(psycopg.connect(postgres_url, autocommit=True)) as database:
+    with closing(psycopg.connect(postgres_url, autocommit=True, prepare_threshold=None)) as database:
         yield database
 
 

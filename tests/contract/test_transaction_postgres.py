@@ -44,7 +44,7 @@ async def app(postgres_url: str, clock: Clock) -> AsyncIterator[App]:
 @pytest.fixture
 def database(postgres_url: str) -> Iterator[psycopg.Connection]:
     """Look from outside, and make the caller's own table."""
-    with closing(psycopg.connect(postgres_url, autocommit=True)) as database:
+    with closing(psycopg.connect(postgres_url, autocommit=True, prepare_threshold=None)) as database:
         database.execute("CREATE TABLE orders (id bigint PRIMARY KEY)")
         yield database
 
@@ -316,7 +316,7 @@ async def test_case_20_the_end_of_the_holders_transaction_decides_what_a_waiting
         store = PostgresStore(postgres_url, clock=clock, admission_timeout=30)
         app = await stack.enter_async_context(App(store=store))
         app.migrate()
-        database = stack.enter_context(psycopg.connect(postgres_url, autocommit=True))
+        database = stack.enter_context(psycopg.connect(postgres_url, autocommit=True, prepare_threshold=None))
         mail = mailer(app, KEEP)
         holder = await stack.enter_async_context(WAYS["psycopg awaited"](postgres_url, "READ COMMITTED"))
         first = await holder.enqueue(mail, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -32,6 +33,8 @@ LEVELS: dict[Isolation, IsolationLevel] = {
     "REPEATABLE READ": IsolationLevel.REPEATABLE_READ,
     "SERIALIZABLE": IsolationLevel.SERIALIZABLE,
 }
+# Behind a pooler, psycopg must be told not to prepare what it is asked often.
+PREPARING: dict[str, Any] = {"prepare_threshold": None} if "ONEJOB_TEST_POOLED" in os.environ else {}
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def soon(act: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
 
 @asynccontextmanager
 async def psycopg_blocking(url: str, level: Isolation) -> AsyncIterator[Visit]:
-    with psycopg.connect(url) as connection:
+    with psycopg.connect(url, **PREPARING) as connection:
         connection.isolation_level = LEVELS[level]
         yield Visit(
             connection,
@@ -108,7 +111,7 @@ async def psycopg_blocking(url: str, level: Isolation) -> AsyncIterator[Visit]:
 
 @asynccontextmanager
 async def psycopg_awaited(url: str, level: Isolation) -> AsyncIterator[Visit]:
-    async with await psycopg.AsyncConnection.connect(url) as connection:
+    async with await psycopg.AsyncConnection.connect(url, **PREPARING) as connection:
         await connection.set_isolation_level(LEVELS[level])
         yield Visit(connection, connection.execute, connection.commit, connection.rollback)
         await connection.rollback()
@@ -139,7 +142,8 @@ async def asyncpg_pooled(url: str, level: Isolation) -> AsyncIterator[Visit]:
 def options(url: str, driver: str, level: str) -> dict[str, Any]:
     """Say to SQLAlchemy where to connect, and how."""
     place = make_url(url).set(drivername=f"postgresql+{driver}")
-    return {"url": place, "isolation_level": level, "poolclass": NullPool}
+    given = PREPARING if driver == "psycopg" else {}
+    return {"url": place, "isolation_level": level, "poolclass": NullPool, "connect_args": given}
 
 
 @asynccontextmanager

@@ -43,6 +43,7 @@ class House:
     place: str
     installation: str
     timeout: float
+    prepares: bool  # whether a visitor's connection stays the same: a pooler's does not
 
 
 # ── what is done there ────────────────────────────────────────────────────────────────────────────
@@ -119,7 +120,7 @@ def run_now(connection: Any, talk: Talk[T], house: House) -> T:
         asks = next(talk)
         while True:
             try:
-                rows = [ask(raw, one) for one in asks]
+                rows = [ask(raw, one, prepare=house.prepares) for one in asks]
             except Exception as error:  # noqa: BLE001 - the talk decides what it means
                 asks = talk.throw(error)
             else:
@@ -138,7 +139,7 @@ async def run(connection: Any, talk: Talk[T], house: House) -> T:
         asks = next(talk)
         while True:
             try:
-                rows = [await ask_awaited(raw, one) for one in asks]
+                rows = [await ask_awaited(raw, one, prepare=house.prepares) for one in asks]
             except Exception as error:  # noqa: BLE001 - the talk decides what it means
                 asks = talk.throw(error)
             else:
@@ -147,11 +148,11 @@ async def run(connection: Any, talk: Talk[T], house: House) -> T:
         return stop.value  # type: ignore[no-any-return]
 
 
-async def ask_awaited(raw: Any, question: Ask) -> list[Row]:
+async def ask_awaited(raw: Any, question: Ask, *, prepare: bool) -> list[Row]:
     """Run one statement on a connection that is awaited."""
     if isinstance(raw, AsyncConnection):
         cursor = AsyncRawCursor(raw, row_factory=tuple_row)
-        await cursor.execute(SQL[question.name], question.parameters or None, binary=True)
+        await cursor.execute(SQL[question.name], question.parameters or None, prepare=prepare, binary=True)
         return list(await cursor.fetchall()) if cursor.description is not None else []
     return list(await raw.fetch(TEXTS[question.name], *question.parameters))
 

@@ -128,7 +128,7 @@ class PostgresStore:
 
     def _house(self) -> joined.House:
         engine = self._open()
-        return joined.House(engine.place, engine.installation, self._timeout)
+        return joined.House(engine.place, engine.installation, self._timeout, prepares=not engine.pooled)
 
     async def lease(self, wanted: Lease) -> list[Job]:
         """Start due jobs that nobody else is about to start; lock no queue that looks full."""

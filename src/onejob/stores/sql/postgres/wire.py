@@ -145,9 +145,9 @@ class Lines:
             self._idle.pop().close()
 
 
-def ask(connection: Connection[Any], question: Ask) -> list[Row]:
+def ask(connection: Connection[Any], question: Ask, *, prepare: bool = True) -> list[Row]:
     """Run one statement on somebody else's connection, whatever its row factory."""
     cursor = RawCursor(connection, row_factory=tuple_row)
-    cursor.execute(SQL[question.name], question.parameters or None, prepare=True, binary=True)
+    cursor.execute(SQL[question.name], question.parameters or None, prepare=prepare, binary=True)
     result = cursor.pgresult
     return list(cursor.fetchall()) if result is not None and result.nfields else []
