@@ -271,9 +271,9 @@ def open_stage(url: str, clock: Clock) -> Iterator[Stage]:
 
         ask_all, await_all = wire.Line.ask_all, awaiting.AwaitedLine.ask_all
 
-        def ask(connection: Connection[Any], question: Ask) -> list[Row]:
+        def ask(connection: Connection[Any], question: Ask, *, prepare: bool) -> list[Row]:
             with stage.statement(connection, question):
-                return wire.ask(connection, question)
+                return wire.ask(connection, question, prepare=prepare)
 
         def ask_each(line: wire.Line, asks: Sequence[Ask]) -> list[list[Row]]:
             if asks[0].name in {"admit", "admit_plain"}:  # a test may have changed how long it waits

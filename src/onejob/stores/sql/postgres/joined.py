@@ -152,7 +152,9 @@ async def ask_awaited(raw: Any, question: Ask, *, prepare: bool) -> list[Row]:
     """Run one statement on a connection that is awaited."""
     if isinstance(raw, AsyncConnection):
         cursor = AsyncRawCursor(raw, row_factory=tuple_row)
-        await cursor.execute(SQL[question.name], question.parameters or None, prepare=prepare, binary=True)
+        await cursor.execute(
+            SQL[question.name], question.parameters or None, prepare=None if prepare else False, binary=True
+        )
         return list(await cursor.fetchall()) if cursor.description is not None else []
     return list(await raw.fetch(TEXTS[question.name], *question.parameters))
 
