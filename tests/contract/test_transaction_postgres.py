@@ -572,3 +572,18 @@ async def test_a_commit_wakes_whoever_waits_in_any_process_the_callers_own_inclu
             seen = [(store, store.pulse()) for store in (app.store, other.store)]
             await visit.commit()
         await asyncio.gather(*(store.wait(60, pulse) for store, pulse in seen))
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg awaited"])
+async def test_behind_a_pooler_nothing_is_prepared_on_the_callers_connection(
+    app: App, postgres_url: str, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next transaction may be on another connection of the server, which would not know it."""
+    monkeypatch.setattr(app.store._open(), "pooled", True)  # type: ignore[attr-defined] # noqa: SLF001
+    mail = mailer(app, Unique(by="to"))
+    async with WAYS[driver](postgres_url, "READ COMMITTED") as visit:
+        for to in range(10):  # psycopg by itself prepares what it is asked more than five times
+            await visit.enqueue(mail, to)
+        found = await visit.execute("SELECT count(*) FROM pg_prepared_statements")
+        rows = await found.fetchall() if driver == "psycopg awaited" else found.fetchall()
+        assert rows == [(0,)]
