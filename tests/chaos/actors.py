@@ -19,11 +19,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from importlib import import_module
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from onejob import Admission, App, Call, Retry, Task, Unique, current, worker
 from onejob.job import Changes, View
 from onejob.stores.contract import Step
+from tests.journal import Journal
 
 RETRY = Retry(attempts=30, base="20ms", factor=1, cap="20ms")
 KEYS = 30
@@ -31,17 +32,6 @@ BATCH = 50
 
 Handler = Callable[[int, int], Awaitable[None]]
 Numbered = Task[[int, int], int]
-
-
-class Journal:
-    """A file of JSON lines, each of which is whole or absent whenever its writer dies."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-
-    def add(self, **facts: Any) -> None:
-        """Append one line."""
-        os.write(self._file, (json.dumps(facts) + "\n").encode())
 
 
 class Shop:

@@ -19,6 +19,7 @@ import pytest
 
 from onejob import State
 from tests.chaos.test_processes import PATIENCE, ROOT, eventually
+from tests.journal import read
 
 pytestmark = pytest.mark.races
 
@@ -103,9 +104,7 @@ def noted(folder: Path, name: str) -> int:
 
 def journal(folder: Path, event: str) -> Counter[int]:
     """Count starts or ends per job's number."""
-    path = folder / "journal"
-    lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-    return Counter(int(n) for what, n, *_ in lines if what == event)
+    return Counter(note["n"] for note in read(folder / "journal") if note["event"] == event)
 
 
 async def test_nobody_outlives_a_worker_that_was_killed(crunch: Any, tmp_path: Path) -> None:

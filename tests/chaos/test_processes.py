@@ -24,6 +24,7 @@ from onejob import Job, State
 from onejob.job import INCOMPLETE
 from onejob.stores.contract import Filter
 from tests.chaos.actors import RETRY, Shop
+from tests.journal import read
 
 pytestmark = pytest.mark.races
 
@@ -101,8 +102,7 @@ def acting(folder: Path, *roles: dict[str, Any]) -> Iterator[list[Actor]]:
 
 def journal(folder: Path, name: str) -> list[dict[str, Any]]:
     """Read what actors noted."""
-    path = folder / name
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return read(folder / name)
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:

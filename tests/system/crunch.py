@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onejob import Admission, App, Cancel, Discard, Retry, RetryLater, Snooze, Unique, current
+from tests.journal import Journal
 
 if "CRUNCH_SLOWLY" in os.environ:
     time.sleep(float(os.environ["CRUNCH_SLOWLY"]))
@@ -20,6 +21,7 @@ if "CRUNCH_NOT" in os.environ:
 app = App(os.environ["CRUNCH_URL"])
 log = logging.getLogger("crunch")
 FOLDER = Path(os.environ["CRUNCH_FOLDER"])
+journal = Journal(FOLDER / "journal")
 ONCE = Retry.never()
 
 
@@ -205,19 +207,12 @@ def stand_still(pipe: Path) -> None:
 @app.task(process=True, retry=AGAIN)
 def write_down(n: int, seconds: float) -> int:
     """Note the start and the end of every attempt."""
-    facts = f"{n} {current().attempt} {os.getpid()}"
-    append(f"start {facts}")
+    facts = {"n": n, "attempt": current().attempt, "pid": os.getpid()}
+    journal.add(event="start", **facts)
     time.sleep(seconds)
-    append(f"end {facts}")
+    journal.add(event="end", **facts)
     log.info("number %d is written down", n)
     return n
-
-
-def append(line: str) -> None:
-    """Add a line that is whole or absent whenever its writer dies."""
-    file = os.open(FOLDER / "journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.write(file, f"{line}\n".encode())
-    os.close(file)
 
 
 @app.task(process=True)
