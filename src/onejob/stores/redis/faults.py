@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from redis.exceptions import AuthenticationError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeout
 
@@ -22,6 +24,9 @@ MEANINGS = {
     "NOPERM": "this user may not run what onejob needs",
 }
 
+# Before version 7, what a command in a script was refused for stands behind the script's name and line.
+INSIDE = re.compile(r"@user_script: ?\d+: -?([A-Z]+ .*)")
+
 
 def lost(error: BaseException, label: str) -> StoreUnavailable:
     """Name the loss of a connection, or that there was none."""
@@ -35,11 +40,10 @@ def lost(error: BaseException, label: str) -> StoreUnavailable:
 
 def refusal(text: str, label: str) -> StoreError:
     """Name what the server refused."""
-    code, _, rest = text.partition(" ")
+    inside = INSIDE.findall(text)
+    code, _, rest = (inside[-1] if inside else text).partition(" ")
     if code == "FOREIGN":
         return SchemaMismatch(f"{label}: the key {rest}, which is not onejob's: give another ?prefix=.")
-    if "-OOM " in text or "OOM command not allowed" in text:
-        code = "OOM"
     if code == "WRONGTYPE":
         return SchemaMismatch(f"{label} has a key of our name and another type: give another ?prefix=.")
     if code in MEANINGS:
