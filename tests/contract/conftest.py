@@ -1,6 +1,7 @@
 """One suite, every store. To add a store, give it a factory here; no case may be skipped."""
 
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,14 @@ STORES: dict[str, Open] = {
     "postgres": open_postgres,
     "redis": open_redis,
 }
+
+
+@pytest.fixture(autouse=True)
+def nobody_counts_on() -> Iterator[None]:
+    """See that every app which has counted is closed: its timer would open the store again, and leave it so."""
+    yield
+    timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    assert [timer for timer in timers if not timer.finished.is_set()] == []
 
 
 @pytest.fixture

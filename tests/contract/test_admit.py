@@ -305,12 +305,13 @@ async def test_states_may_hold_a_key_again_after_a_gap(app: App) -> None:
 async def test_case_31_times_are_the_stores(app: App, store: Store, clock: Clock) -> None:
     """Two hosts with clocks of their own share the store's."""
     one = mailer(app, Unique(by="to", within="1m"))
-    two = mailer(App(store=store), Unique(by="to", within="1m"))
     first = await one.enqueue(1)
     assert first.job.held_at == clock()
-    assert (await two.enqueue(1)).job.id == first.job.id
-    clock.advance("1m")
-    assert (await two.enqueue(1)).outcome is Outcome.CREATED
+    async with App(store=store) as other:
+        two = mailer(other, Unique(by="to", within="1m"))
+        assert (await two.enqueue(1)).job.id == first.job.id
+        clock.advance("1m")
+        assert (await two.enqueue(1)).outcome is Outcome.CREATED
 
 
 async def test_case_32_a_client_that_repeats_its_request_gets_the_same_job(app: App) -> None:
@@ -412,11 +413,11 @@ async def test_rule_1_force_merges_the_absorbed_successors_payload(app: App) -> 
 async def test_case_64_a_deploy_may_change_the_policy_while_jobs_wait(app: App, store: Store) -> None:
     """Old rows keep the policy that they were admitted with."""
     await mailer(app, Unique.once(by="to")).enqueue(1)
-    later = App(store=store)
-    mail = mailer(later, Unique(by="to"))
-    assert (await mail.enqueue(1)).outcome is Outcome.KEPT
-    await run(later)
-    assert (await mail.enqueue(1)).outcome is Outcome.KEPT  # held through success, as was promised then
+    async with App(store=store) as later:
+        mail = mailer(later, Unique(by="to"))
+        assert (await mail.enqueue(1)).outcome is Outcome.KEPT
+        await run(later)
+        assert (await mail.enqueue(1)).outcome is Outcome.KEPT  # held through success, as was promised then
 
     without = App(store=store)
     assert (await mailer(without, None).enqueue(1)).outcome is Outcome.CREATED

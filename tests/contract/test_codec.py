@@ -244,7 +244,8 @@ async def test_another_payload_may_be_an_error(app: App) -> None:
 async def test_apps_with_different_keys_agree_on_what_is_the_same(app: App) -> None:
     policy = Unique(by="to", on_conflict="update")
     await mailer(app, policy).enqueue("a", MARKER)
-    assert (await mailer(other(app, NEW, OLD), policy).enqueue("a", MARKER)).outcome is Outcome.KEPT
+    async with other(app, NEW, OLD) as newer:
+        assert (await mailer(newer, policy).enqueue("a", MARKER)).outcome is Outcome.KEPT
 
 
 async def test_partitions_are_told_apart_though_their_names_are_hidden(app: App) -> None:
