@@ -44,7 +44,7 @@ STORES: dict[str, Open] = {
 
 @pytest.fixture(autouse=True)
 def nobody_counts_on() -> Iterator[None]:
-    """See that every app which has counted is closed: its timer would open the store again, and leave it so."""
+    """See that every app which has counted is closed: its timer would open the store again."""
     yield
     timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
     assert [timer for timer in timers if not timer.finished.is_set()] == []
