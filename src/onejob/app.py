@@ -325,15 +325,12 @@ class App:
         return await dependants.converse(dependants.spread(news), self.store, self.store.apply)
 
     def _admitted(self, task: Task[..., R], verdict: Verdict | OnejobError) -> Admission[R]:
-        admission = self._dress(task, verdict)
-        if admission.outcome is Outcome.REJECTED:
-            raise refused(self, admission)
-        return admission
-
-    def _dress(self, task: Task[..., R], verdict: Verdict | OnejobError) -> Admission[R]:
         if isinstance(verdict, OnejobError):
             raise verdict
-        return Admission(self, verdict, task.signature.returns)
+        admission: Admission[R] = Admission(self, verdict, task.signature.returns)
+        if verdict.outcome is Outcome.REJECTED:
+            raise refused(self, admission)
+        return admission
 
     def _count(self, request: Request, verdict: Any) -> None:
         """Count a request that was absorbed, to be written down soon."""
@@ -379,7 +376,7 @@ class App:
         for index in _unquiet(requests, verdicts):
             given = (calls[index].task, requests[index], verdicts[index], connection)
             verdicts[index] = await self._settled_in(*given)
-        return self._dress_all(calls, verdicts)
+        return self._answered(calls, verdicts)
 
     def enqueue_many_sync(
         self, calls: Iterable[Call[R]], *, connection: Any = None, awaited: bool = False
@@ -398,10 +395,16 @@ class App:
         for index in _unquiet(requests, verdicts):
             given = (calls[index].task, requests[index], verdicts[index], connection)
             verdicts[index] = self._settled_in_now(*given)
-        return self._dress_all(calls, verdicts)
+        return self._answered(calls, verdicts)
 
-    def _dress_all(self, calls: Sequence[Call[R]], verdicts: Sequence[Any]) -> list[Admission[R]]:
-        return [self._dress(call.task, verdict) for call, verdict in zip(calls, verdicts, strict=True)]
+    def _answered(self, calls: Sequence[Call[R]], verdicts: Sequence[Any]) -> list[Admission[R]]:
+        for verdict in verdicts:
+            if isinstance(verdict, OnejobError):
+                raise verdict
+        return [
+            Admission(self, verdict, call.task.signature.returns)
+            for call, verdict in zip(calls, verdicts, strict=True)
+        ]
 
     async def standing(self, key: str | bytes) -> View:
         """Show who holds a key, and who waits behind."""
@@ -602,7 +605,7 @@ class App:
         act = replay if args is None else partial(replay, edit=partial(self._edit, dict(args)))
         answers = await self.store.apply([Step(act, job_id) for job_id in ids])
         await self._count_replays(ids, answers)
-        return [self._dress_replay(answer) for answer in answers]
+        return [self._replayed(answer) for answer in answers]
 
     async def replay_dead(
         self, *, limit: int = 1000, args: Mapping[str, Any] | None = None, **which: Unpack[Which]
@@ -630,7 +633,7 @@ class App:
     def _edit(self, args: dict[str, Any], job: Job) -> Job:
         return self.task_named(job.task).edited(job, args)
 
-    def _dress_replay(self, answer: Verdict | OnejobError | None) -> Admission[Any] | OnejobError | None:
+    def _replayed(self, answer: Verdict | OnejobError | None) -> Admission[Any] | OnejobError | None:
         if not isinstance(answer, Verdict):
             return answer
         task = self.tasks.get(answer.job.task)

@@ -29,6 +29,7 @@ from onejob.stores.sql.schema import SQL, prepare_schema
 Synchronous = Literal["FULL", "NORMAL"]
 
 NEVER = -1  # the generation of a file that is to be opened anew
+LOOKS = 4  # a look in vain costs a third of what it saves if it is not
 CHECKPOINT_PAGES = 4000  # of the write-ahead log; its index holds a few more in one table
 
 
@@ -44,7 +45,7 @@ class Engine:
         self._timeout = timeout
         self._clock = clock
         self._closed = False
-        self._absorbing = False  # whether the last request turned out to be a duplicate
+        self._looks = 0  # how many requests to look at before they are tried: duplicates come in crowds
         self._mutex = threading.Lock()
         self._reading = threading.Lock()
         self._watching = threading.Lock()  # held for microseconds: event loops take it
@@ -97,7 +98,7 @@ class Engine:
         try:
             with self._mutex:
                 lock = self._opened()
-                if self._absorbing and (foreseen := self._foresee(step)).is_empty:
+                if self._looks and (foreseen := self._foresee(step)) is not None:
                     return foreseen
                 with lock:
                     return self._hope(step) or self._settle_one(step)
@@ -110,16 +111,21 @@ class Engine:
             raise Closed
         return self._lock
 
-    def _foresee(self, step: Step) -> Changes:
-        """Tell what a step would change, from one consistent read and without the lock."""
+    def _foresee(self, step: Step) -> Changes | None:
+        """Tell what a step comes to, by one consistent read and without the lock, unless it would write."""
         changes: Changes
         if step.key is not None and flows.is_simple(step):  # one statement shows all that it needs
             rows = self._cursor.execute(SQL["standing"], (step.key,)).fetchall()
             changes = attempt(step, flows.shown(step.key, rows, self._clock()))
         else:
             changes = self._run_read_on(self._cursor, partial(flows.foresee, step))
-        self._absorbing = changes.is_empty
-        return changes
+        return changes if self._is_absorbed(changes) else None
+
+    def _is_absorbed(self, changes: Changes) -> bool:
+        """Tell whether a request was a duplicate, and remember it for the next ones."""
+        absorbed = changes.is_empty
+        self._looks = LOOKS if absorbed else max(0, self._looks - 1)
+        return absorbed
 
     def _hope(self, step: Step) -> Changes | None:
         """Act as if the key were free; the unique index says whether it was. None if it was not."""
@@ -136,7 +142,7 @@ class Engine:
     def _settle_one(self, step: Step) -> Changes:
         changes: Changes
         [changes] = self._transact([partial(flows.settle, step)])
-        self._absorbing = changes.is_empty
+        self._is_absorbed(changes)
         return changes
 
     def _run_group(self, plans: Sequence[Plan]) -> list[Any]:
