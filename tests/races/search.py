@@ -6,11 +6,12 @@ none yet is led on by all sequences of open operations that end with it and that
 without such a sequence is given up. When no world is left, no order explains the answers, and the other way
 round.
 
-So the search is exact. It is nearly linear all the same, for six reasons: an answer tells the job, its
+So the search is exact. It is nearly linear all the same, for seven reasons: an answer tells the job, its
 state and its payload before and after, so that of several open operations rarely more than one fits; an
 operation that changes nothing, now or later, takes effect as soon as it can, for no world is the poorer for
 it; equal worlds are one; what has no answer need not happen, so that of two worlds in the same state, the
-one in which less of that has happened can do whatever the other can; a job that lives without a hold
+one in which less of that has happened can do whatever the other can; of two that asked the same and have
+no answer, the elder happens first; a job that lives without a hold
 concerns nobody else, so that what happens to it waits until an answer is about it; and `tests.races.traces`
 knows what a request without an answer may have done.
 """
@@ -21,7 +22,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.races.history import Cancel, Ended, Enqueue, Look, Op, Rest
+from tests.races.history import Ask, Cancel, Ended, Enqueue, Look, Op, Rest
 from tests.races.model import FREE, Key, Rules, after, drifts, find, spent
 from tests.races.traces import Traces, unborn
 
@@ -88,6 +89,7 @@ class Search:
         self._before = predecessors(ops)
         self._open: set[int] = set()
         self._unknown = frozenset(index for index, op in enumerate(ops) if op.unknown)
+        self._twin = twins(ops)
         self.worlds: set[World] = {(FREE, frozenset())}
 
     def call(self, index: int) -> None:
@@ -136,9 +138,14 @@ class Search:
             yield self._let_readers((drifted, done), self._open)
         apart = self._apart(key, goal)
         for index in self._ready(done, self._open):
-            if self._about[index] not in apart:
+            if self._about[index] not in apart and not self._waits_for_twin(index, done):
                 for result in self._effects(key, index):
                     yield self._let_readers((result, done | {index}), self._open)
+
+    def _waits_for_twin(self, index: int, done: frozenset[int]) -> bool:
+        """Tell whether the same was asked before, and may happen instead: nobody could tell them apart."""
+        twin = self._twin.get(index)
+        return twin in self._open and twin not in done
 
     def _apart(self, key: Key, goal: int) -> set[str | None]:
         """List jobs without a hold whose fate can wait: what is sought does not depend on it.
@@ -240,6 +247,18 @@ class Front:
 def happened(world: World) -> int:
     """Count what has happened out of what is open."""
     return len(world[1])
+
+
+def twins(ops: Sequence[Op]) -> dict[int, int]:
+    """Find for each operation without an answer the last one before it that asked the same, without one."""
+    unknown = sorted((op.call, index) for index, op in enumerate(ops) if op.unknown)
+    last: dict[Ask, int] = {}
+    found: dict[int, int] = {}
+    for _, index in unknown:
+        ask = ops[index].ask
+        found |= {index: last[ask]} if ask in last else {}
+        last[ask] = index
+    return found
 
 
 def predecessors(ops: Sequence[Op]) -> dict[int, int]:

@@ -192,6 +192,17 @@ GOOD = {
             asked("kept", replace(X, token=2, attempt=1), replace(X, token=2, attempt=1), (12, 13)),
         ],
     ),
+    "a lease runs out twice, and nobody says so": (
+        "keep",
+        [
+            CREATED,
+            started(running(X), (2, 3)),
+            unanswered(Expire("X"), 4),
+            started(running(X, 2), (6, 7)),
+            unanswered(Expire("X"), 8),
+            started(running(X, 3), (10, 11)),
+        ],
+    ),
     "both cancelled, and a key released": (
         "follow",
         [
@@ -335,6 +346,18 @@ BAD = {
             told(Expire("X"), then(running(X), "retryable"), (4, 5)),
             started(running(X, 2), (6, 7)),
             settled("Completed", then(running(X), "completed"), (8, 9)),
+        ],
+    ),
+    "a lease ran out twice, and was taken back once by then": (
+        "keep",
+        "order",
+        [
+            CREATED,
+            started(running(X), (2, 3)),
+            unanswered(Expire("X"), 4),
+            started(running(X, 2), (6, 7)),
+            unanswered(Expire("X"), 12),
+            started(running(X, 3), (10, 11)),
         ],
     ),
     "a result refused, though the lease was in force": (

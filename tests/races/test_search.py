@@ -155,7 +155,14 @@ def recorded(rules: Rules, chance: random.Random, lost: float) -> tuple[list[Op]
         ops.append(Op(ask, None if unknown else answer, 10 * moment - before, back, f"process {moment}"))
         if chance.random() < 0.2:
             ops[-2:] = batched(ops[-2:])
-    return ops, list(jobs.values())
+    echoes = [echo(op, chance) for op in ops for _ in range(2) if chance.random() < lost / 2]
+    return [*ops, *echoes], list(jobs.values())
+
+
+def echo(op: Op, chance: random.Random) -> Op:
+    """Ask the same about the same time, and hear nothing."""
+    ask = Look() if isinstance(op.ask, Enqueue) else op.ask  # no two requests have the same payload
+    return Op(ask, None, op.call + round(chance.gauss(0, 20)), FOREVER, "echo")
 
 
 def batched(ops: Sequence[Op]) -> list[Op]:
