@@ -198,7 +198,7 @@ GOOD = {
             CREATED,
             started(running(X), (2, 3)),
             unanswered(Expire("X"), 4),
-            started(running(X, 2), (6, 7)),
+            started(running(X, 2), (6, 13)),
             unanswered(Expire("X"), 8),
             started(running(X, 3), (10, 11)),
         ],
