@@ -16,6 +16,7 @@ from bench import enqueue
 from bench.chains import chains
 from bench.crowd import crowd
 from bench.drain import drain
+from bench.floor import floor
 from bench.latency import latency
 from bench.machine import Machine, inspect
 from bench.measure import Benchmark, Plan, Reading
@@ -29,6 +30,7 @@ BENCHMARKS = (
     Benchmark("duplicates", enqueue.duplicates),
     Benchmark("bulk", enqueue.bulk),
     Benchmark("drain", drain),
+    Benchmark("floor", floor),
     Benchmark("chains", chains),
     Benchmark("latency", latency),
     Benchmark("crowd", crowd),
