@@ -203,6 +203,7 @@ class Close(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     jobs: list[Ended]
     absorbed: list[Absorbed]
+    killed: bool = False  # whether some who counted were killed, and took counts with them
 
 
 class Journal:
@@ -268,6 +269,7 @@ class History:
     leases_lost: list[int] = field(default_factory=list)  # when calls began whose leases nobody was told of
     jobs: dict[str, Ended] = field(default_factory=dict)
     absorbed: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    killed: bool = False  # whether `absorbed` lacks what callers had counted who were killed
     drained: bool = False  # whether `jobs` and `absorbed` are the whole truth, and nothing was left to run
 
     @property
@@ -287,7 +289,9 @@ def read(folder: Path) -> History:
     end = 1 + max((op.back for ops in reader.keys.values() for op in ops if op.back != FOREVER), default=0)
     for ops in reader.keys.values():
         ops.append(Op(Rest(), Told(), end, end + 1))
-    return History(reader.keys, reader.samples, reader.leases_lost, jobs, absorbed, drained=True)
+    return History(
+        reader.keys, reader.samples, reader.leases_lost, jobs, absorbed, close.killed, drained=True
+    )
 
 
 class _Reader:

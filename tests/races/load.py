@@ -264,7 +264,7 @@ async def conclude(plan: Plan) -> None:
         ended = [Ended(key_of(job), seen(job), job.superseded_by, job.reason) for job in jobs]
         tallies = await app.store.tallies(app.namespace)
         absorbed = [Absorbed(tally.task, tally.outcome, tally.job_id, tally.count) for tally in tallies]
-    write_close(plan.folder, Close(jobs=ended, absorbed=absorbed))
+    write_close(plan.folder, Close(jobs=ended, absorbed=absorbed, killed=plan.client_kills > 0))
 
 
 # ── the stage ─────────────────────────────────────────────────────────────────────────────────────

@@ -218,10 +218,15 @@ def counters(history: History) -> Iterator[Violation]:
             return
         if isinstance(op.answer, Admitted) and op.answer.outcome in ABSORBING:
             told[key.partition("/")[0], op.answer.outcome, op.answer.job.job] += 1
-    wrong = sorted(entry for entry in told | history.absorbed if told[entry] != history.absorbed[entry])
+    counted = history.absorbed
+    wrong = sorted(
+        entry
+        for entry in told | counted
+        if counted[entry] > told[entry] or (counted[entry] < told[entry] and not history.killed)
+    )
     if wrong:
         first = wrong[0]
-        what = f"{first} was told {told[first]} times and counted {history.absorbed[first]} times"
+        what = f"{first} was told {told[first]} times and counted {counted[first]} times"
         yield Violation("accounts", f"{len(wrong)} counters", what)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
@@ -557,6 +558,13 @@ def test_accounts_that_do_not_add_up_are_refuted(
     assert check(right) == []
     wrong = drained("keep/1", KEPT, *(ended("keep/1", job) for job in jobs), absorbed=Counter(absorbed))
     assert "accounts" in {violation.rule for violation in check(wrong)}
+
+
+@pytest.mark.parametrize(("number", "right"), [(0, True), (1, True), (2, False)])
+def test_a_killed_caller_may_take_counts_with_it_but_leave_none(number: int, right: bool) -> None:  # noqa: FBT001
+    counted = Counter({("keep", "kept", "X"): number})
+    history = drained("keep/1", KEPT, ended("keep/1", DONE_X), absorbed=counted)
+    assert (check(dataclasses.replace(history, killed=True)) == []) is right
 
 
 # ── the files ─────────────────────────────────────────────────────────────────────────────────────
