@@ -1,7 +1,7 @@
 """The least that Python costs on SQLite: what no job system can leave out, and nothing that ours adds.
 
-Nothing is bound, decided, fenced or answered here. What the lines of `blocking` and `drain` can reach at
-most is therefore below these.
+Nothing is bound, decided, fenced or answered here, so the lines of `blocking` and `drain` hardly come near.
+It is no strict limit for a drain, whose statements may run on another processor than its Python.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ class Close(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Journal:
-    """A file of lines, each of which is whole or absent whenever its writer dies."""
+    """A file of lines of one process, the last of which may be half if its writer was killed."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
