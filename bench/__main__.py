@@ -15,21 +15,24 @@ from bench import __doc__ as method
 from bench import enqueue
 from bench.chains import chains
 from bench.crowd import crowd
-from bench.drain import drain
+from bench.drain import drain, drain_narrow, limited
 from bench.floor import floor
 from bench.latency import latency
 from bench.machine import Machine, inspect
 from bench.measure import Benchmark, Plan, Reading
-from bench.places import STORES, NoStore, Place, places
 from bench.report import Progress, as_json, table
+from bench.targets import STORES, Target, open_targets
 
 BENCHMARKS = (
     Benchmark("blocking", enqueue.blocking),
     Benchmark("awaited", enqueue.awaited),
     Benchmark("together", enqueue.together),
     Benchmark("duplicates", enqueue.duplicates),
+    Benchmark("held", enqueue.held),
     Benchmark("bulk", enqueue.bulk),
     Benchmark("drain", drain),
+    Benchmark("drain-8", drain_narrow),
+    Benchmark("limited", limited),
     Benchmark("floor", floor),
     Benchmark("chains", chains),
     Benchmark("latency", latency),
@@ -64,7 +67,7 @@ def arguments() -> argparse.Namespace:
 
 
 def positive(text: str) -> int:
-    """Read a number of rounds."""
+    """Return a number of rounds."""
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError("at least one round")
     return number
@@ -80,29 +83,26 @@ def measure(
         folder = Path(name)
         machine = inspect(folder)
         for store in stores:
-            try:
-                with places(store, folder) as found:
-                    readings += measure_at(found, chosen, rounds, quick=quick)
-                    servers = (place.software for place in found if place.software)
-                    machine = replace(machine, servers=(*machine.servers, *servers))
-            except NoStore as error:
-                print(f"{store}: {error}", file=sys.stderr)
+            with open_targets(store, folder) as found:
+                readings += measure_at(found, chosen, rounds, quick=quick)
+                servers = (target.software for target in found if target.software)
+                machine = replace(machine, servers=(*machine.servers, *servers))
     return readings, machine
 
 
 def measure_at(
-    found: Sequence[Place], chosen: Sequence[Benchmark], rounds: int, *, quick: bool
+    found: Sequence[Target], chosen: Sequence[Benchmark], rounds: int, *, quick: bool
 ) -> list[Reading]:
-    """Run benchmarks wherever they have a bar."""
+    """Run the benchmarks that each target names."""
     readings: list[Reading] = []
-    todo = [(one, place) for one in chosen for place in found if one.name in place.bars]
+    todo = [(one, target) for one in chosen for target in found if one.name in target.bars]
     progress = Progress(len(todo))
     plan = Plan(rounds, quick, progress.tick, progress.say)
-    for benchmark, place in todo:
-        progress.enter(f"{benchmark.name} {place.label}")
+    for benchmark, target in todo:
+        progress.enter(f"{benchmark.name} {target.label}")
         try:
-            readings += benchmark.run(plan, place)
-        except Exception:  # noqa: BLE001 - the others are measured all the same
+            readings += benchmark.run(plan, target)
+        except Exception:  # noqa: BLE001 - the others are still measured
             progress.leave()
             traceback.print_exc()
     progress.leave()

@@ -1,4 +1,4 @@
-"""Whether admission stays as fast when the store is full."""
+"""Whether admission stays as fast when the store has many jobs."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from itertools import count, islice
 from statistics import mean, median
 
 from bench.measure import Pair, Plan, Reading, alternate, at_most, below, percentile, shown
-from bench.places import NoRoom, Place
-from bench.workload import Invoice, job_of, open_app
+from bench.targets import NoRoom, Target
+from bench.workload import Invoice, enqueue_invoices, open_app
 
 
-def crowd(plan: Plan, place: Place) -> Iterator[Reading]:
-    """Measure new keys in a full and in an empty store."""
-    crowds = place.quick_crowds if plan.quick else place.crowds
-    with place.fresh("crowd") as crowded_url, place.fresh("crowd-empty") as empty_url:
+def crowd(plan: Plan, target: Target) -> Iterator[Reading]:
+    """Measure new keys in a store with many jobs and in an empty one."""
+    crowds = target.quick_crowds if plan.quick else target.crowds
+    with target.empty_store("crowd") as crowded_url, target.empty_store("crowd-empty") as empty_url:
         for finished, live in crowds:
             try:
-                yield from beside(plan, place, (crowded_url, empty_url), finished, live)
+                yield from beside(plan, target, (crowded_url, empty_url), finished, live)
             except NoRoom as error:
                 plan.say(f"left out: {error}")
 
 
-def beside(plan: Plan, place: Place, urls: tuple[str, str], finished: int, live: int) -> Iterator[Reading]:
+def beside(plan: Plan, target: Target, urls: tuple[str, str], finished: int, live: int) -> Iterator[Reading]:
     """Measure beside one crowd."""
     number = plan.size(2000, 500)
     crowded_url, empty_url = urls
+    for url in urls:
+        enqueue_invoices(url, [])
+    target.fill(crowded_url, finished, live, plan.say)
     crowded_app, crowded = open_app(crowded_url)
     empty_app, empty = open_app(empty_url)
-    for app in (crowded_app, empty_app):
-        app.store.migrate()
-    place.fill(crowded_url, finished, live, job_of(crowded, -1, "July"), plan.say)
-    customers = count(place.count(crowded_url) + place.count(empty_url))  # none has been sent an invoice
+    customers = count(target.count(crowded_url) + target.count(empty_url))  # none of them has an invoice
     in_crowd: list[float] = []
     alone: list[float] = []
 
@@ -47,8 +47,8 @@ def beside(plan: Plan, place: Place, urls: tuple[str, str], finished: int, live:
     crowded_app.close_sync()
     empty_app.close_sync()
 
-    title = f"admission beside {finished:,} finished, {live:,} live, {place.label}"
-    yield at_most(f"{title}, p50", pair, place.bars["crowd"] or 1, against="ours, empty")
+    title = f"admission beside {finished:,} finished, {live:,} live, {target.label}"
+    yield at_most(f"{title}, p50", pair, target.bars["crowd"] or 1, against="ours, empty")
     yield shown(
         f"{title}, mean",
         Pair(mean(in_crowd), mean(alone), mean(in_crowd) / mean(alone)),
@@ -56,11 +56,13 @@ def beside(plan: Plan, place: Place, urls: tuple[str, str], finished: int, live:
         against="ours, empty",
     )
     slow = f"{title}, p99", percentile(in_crowd, 99)
-    yield Reading(*slow, "ms") if place.software else below(*slow, 5)  # a server has moods of its own
+    yield (
+        Reading(*slow, "ms") if target.software else below(*slow, 5)
+    )  # on a server this depends on its own background work
 
 
 def admissions(task: Invoice, customers: list[int]) -> list[float]:
-    """Tell how many milliseconds each admission takes, all of new keys."""
+    """Return how many milliseconds each admission of a new key takes."""
     took = []
     for customer in customers:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What an enqueue costs: one by one, awaited, together, repeated, in bulk."""
+"""What an enqueue costs: one by one, awaited, from many producers, repeated, in bulk."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from bench.measure import (
     timing,
     true,
 )
-from bench.places import Bare, Place, Written
-from bench.workload import Invoice, jobs_of, open_app
+from bench.targets import Bare, Target, Written
+from bench.workload import Invoice, open_app
 from onejob import App
 
 Produce = Callable[[], Coroutine[Any, Any, None]]
+FLUSHED = 1.1  # seconds after which absorbed requests are counted in the store
 
 
 @dataclass
 class Bench:
-    """An app and a bare driver, each in a store of its own, that grow at the same pace."""
+    """An app and a bare driver, each with a store of its own; both stores grow at the same pace."""
 
-    place: Place
+    target: Target
     app: App
     task: Invoice
     url: str
@@ -44,8 +45,8 @@ class Bench:
     invoiced: set[int] = field(default_factory=set)
     invoiced_bare: set[int] = field(default_factory=set)
 
-    def fresh(self, number: int) -> list[int]:
-        """Take customers that nobody has been sent an invoice for."""
+    def new_customers(self, number: int) -> list[int]:
+        """Return customers without an invoice."""
         return list(islice(self.customers, number))
 
     # ── the bare driver ───────────────────────────────────────────────────────────────────────────
@@ -59,15 +60,15 @@ class Bench:
         return self._await_bare(self.bare.each_awaited, customers)
 
     def ask_bare(self, customers: list[int]) -> float:
-        """Write, or read who holds the key."""
+        """Write, or read the holder of the key."""
         return self._block_bare(self.bare.ask, customers)
 
     def ask_bare_awaited(self, customers: list[int]) -> float:
-        """Write, or read who holds the key, awaiting each."""
+        """Write, or read the holder of the key, awaiting each."""
         return self._await_bare(self.bare.ask_awaited, customers)
 
     def bulk_bare(self, batches: list[list[int]]) -> float:
-        """Write each batch in one go."""
+        """Write each batch at once."""
         all_rows = [self._rows(customers) for customers in batches]
         with timing() as watch:
             for rows in all_rows:
@@ -75,7 +76,7 @@ class Bench:
         return self._checked_bare(watch, batches)
 
     def _rows(self, customers: list[int]) -> list[Written]:
-        return self.bare.prepare(jobs_of(self.task, customers))
+        return self.bare.prepare(customers)
 
     def _block_bare(self, write: Callable[[Sequence[Written]], None], customers: list[int]) -> float:
         rows = self._rows(customers)
@@ -123,7 +124,7 @@ class Bench:
         return self._checked(self._time(all_produce), shares)
 
     def bulk(self, batches: list[list[int]]) -> float:
-        """Enqueue each batch in one call, and look at every verdict."""
+        """Enqueue each batch in one call, and check every outcome."""
 
         async def produce() -> None:
             for customers in batches:
@@ -133,7 +134,7 @@ class Bench:
         return self._checked(self._time(produce), batches)
 
     def durations(self, customers: list[int]) -> list[float]:
-        """Tell how many milliseconds each awaited call takes."""
+        """Return how many milliseconds each awaited call takes."""
         took: list[float] = []
 
         async def produce() -> None:
@@ -157,80 +158,82 @@ class Bench:
 
     def _checked(self, watch: Stopwatch, batches: list[list[int]]) -> float:
         self.invoiced.update(*batches)
-        assert self.place.count(self.url) == len(self.invoiced)
+        assert self.target.count(self.url) == len(self.invoiced)
         return watch.rate(sum(map(len, batches)))
 
     def _checked_bare(self, watch: Stopwatch, batches: list[list[int]]) -> float:
         self.invoiced_bare.update(*batches)
-        assert self.place.count(self.bare_url) == len(self.invoiced_bare)
+        assert self.target.count(self.bare_url) == len(self.invoiced_bare)
         return watch.rate(sum(map(len, batches)))
 
 
 @contextmanager
-def opened(place: Place, name: str) -> Iterator[Bench]:
+def opened(target: Target, name: str) -> Iterator[Bench]:
     """Open both sides and warm them up."""
     with (
-        place.fresh(name) as url,
-        place.fresh(f"{name}-bare") as bare_url,
+        target.empty_store(name) as url,
+        target.empty_store(f"{name}-bare") as bare_url,
         asyncio.Runner() as runner,
     ):
         app, task = open_app(url)
-        bare = place.bare(bare_url)
-        bench = Bench(place, app, task, url, bare, bare_url, runner)
-        bench.each_blocking(bench.fresh(20))
-        bench.each_awaited(bench.fresh(20))
-        bench.each_bare(bench.fresh(20))
-        bench.each_bare_awaited(bench.fresh(20))
+        bare = target.bare(bare_url)
+        bench = Bench(target, app, task, url, bare, bare_url, runner)
+        bench.each_blocking(bench.new_customers(20))
+        bench.each_awaited(bench.new_customers(20))
+        bench.each_bare(bench.new_customers(20))
+        bench.each_bare_awaited(bench.new_customers(20))
         yield bench
         runner.run(app.close())
         runner.run(bare.close())
 
 
-def blocking(plan: Plan, place: Place) -> Iterator[Reading]:
+def blocking(plan: Plan, target: Target) -> Iterator[Reading]:
     """Measure keyed calls from blocking code, one after another."""
     number = plan.size(3000, 800)
-    with opened(place, "blocking") as bench:
+    with opened(target, "blocking") as bench:
         pair = alternate(
             plan,
-            lambda: bench.each_blocking(bench.fresh(number)),
-            lambda: bench.each_bare(bench.fresh(number)),
+            lambda: bench.each_blocking(bench.new_customers(number)),
+            lambda: bench.each_bare(bench.new_customers(number)),
         )
-    yield judged(f"enqueue_sync, one by one, {place.label}", pair, place.bars["blocking"])
+    yield judged(f"enqueue_sync, one by one, {target.label}", pair, target.bars["blocking"])
 
 
-def awaited(plan: Plan, place: Place) -> Iterator[Reading]:
+def awaited(plan: Plan, target: Target) -> Iterator[Reading]:
     """Measure keyed calls that are awaited, one after another."""
     number = plan.size(3000, 800)
-    with opened(place, "awaited") as bench:
+    with opened(target, "awaited") as bench:
         pair = alternate(
             plan,
-            lambda: bench.each_awaited(bench.fresh(number)),
-            lambda: bench.each_bare_awaited(bench.fresh(number)),
+            lambda: bench.each_awaited(bench.new_customers(number)),
+            lambda: bench.each_bare_awaited(bench.new_customers(number)),
         )
-        middle = percentile(bench.durations(bench.fresh(number)), 50)
-    yield judged(f"await enqueue, one by one, {place.label}", pair, place.bars["awaited"])
-    title = f"await enqueue, p50, {place.label}"
-    # With fsync it is the disk's own time, and on a server the server's: for the reader.
-    yield below(title, middle, 1) if place.label == "NORMAL" else Reading(title, middle, "ms")
+        middle = percentile(bench.durations(bench.new_customers(number)), 50)
+    yield judged(f"await enqueue, one by one, {target.label}", pair, target.bars["awaited"])
+    title = f"await enqueue, p50, {target.label}"
+    # With fsync this is mostly the disk's time, and on a server the server's: only shown.
+    yield below(title, middle, 1) if target.label == "NORMAL" else Reading(title, middle, "ms")
 
 
-def together(plan: Plan, place: Place) -> Iterator[Reading]:
-    """Measure group commit: producers at once against one after another."""
+def together(plan: Plan, target: Target) -> Iterator[Reading]:
+    """Measure group commit: many producers against one."""
     number = plan.size(6400, 1280)
-    with opened(place, "together") as bench:
+    with opened(target, "together") as bench:
         pair = alternate(
             plan,
-            lambda: bench.together([bench.fresh(number // place.producers) for _ in range(place.producers)]),
-            lambda: bench.each_awaited(bench.fresh(number // 8)),
+            lambda: bench.together(
+                [bench.new_customers(number // target.producers) for _ in range(target.producers)]
+            ),
+            lambda: bench.each_awaited(bench.new_customers(number // 8)),
         )
-    title = f"{place.producers} producers awaiting, {place.label}"
-    yield judged(title, pair, place.bars["together"], against="ours, one by one")
+    title = f"{target.producers} producers awaiting, {target.label}"
+    yield judged(title, pair, target.bars["together"], against="ours, one by one")
 
 
-def duplicates(plan: Plan, place: Place) -> Iterator[Reading]:
-    """Measure nine duplicates in ten, and see that they leave no trace but their count."""
-    with opened(place, "duplicates") as bench:
-        yield from (asking_the_same if place.asks else against_distinct)(plan, bench)
+def duplicates(plan: Plan, target: Target) -> Iterator[Reading]:
+    """Measure nine duplicates in ten, and check that they write nothing but their count."""
+    with opened(target, "duplicates") as bench:
+        yield from (asking_the_same if target.asks else against_distinct)(plan, bench)
         yield from traces(bench)
 
 
@@ -243,82 +246,94 @@ def asking_the_same(plan: Plan, bench: Bench) -> Iterator[Reading]:
     ):
         pair = alternate(
             plan,
-            lambda: enqueue(repeated(bench.fresh(number))),  # noqa: B023 - called in this turn
-            lambda: ask(repeated(bench.fresh(number))),  # noqa: B023 - as above
+            lambda: enqueue(repeated(bench.new_customers(number))),  # noqa: B023 - called in this round
+            lambda: ask(repeated(bench.new_customers(number))),  # noqa: B023 - as above
         )
-        title = f"{name}, 90 % duplicates, {bench.place.label}"
-        yield judged(title, pair, bench.place.bars["duplicates"])
-    took = bench.durations(repeated(bench.fresh(number)))
-    yield below(f"await enqueue, 90 % duplicates, p99, {bench.place.label}", percentile(took, 99), 5)
+        title = f"{name}, 90 % duplicates, {bench.target.label}"
+        yield judged(title, pair, bench.target.bars["duplicates"])
+    took = bench.durations(repeated(bench.new_customers(number)))
+    yield below(f"await enqueue, 90 % duplicates, p99, {bench.target.label}", percentile(took, 99), 5)
 
 
 def against_distinct(plan: Plan, bench: Bench) -> Iterator[Reading]:
     """Compare with our own new keys."""
-    number, bar = plan.size(3000, 800), bench.place.bars["duplicates"]
+    number, bar = plan.size(3000, 800), bench.target.bars["duplicates"]
     for name, enqueue, asked in (
         ("enqueue_sync", bench.each_blocking, bar),
         ("await enqueue", bench.each_awaited, None),
     ):
         pair = alternate(
             plan,
-            lambda: enqueue(repeated(bench.fresh(number // 10))),  # noqa: B023 - called in this turn
-            lambda: enqueue(bench.fresh(number)),  # noqa: B023 - as above
+            lambda: enqueue(repeated(bench.new_customers(number // 10))),  # noqa: B023 - called in this round
+            lambda: enqueue(bench.new_customers(number)),  # noqa: B023 - as above
         )
-        title = f"{name}, 90 % duplicates, {bench.place.label}"
+        title = f"{name}, 90 % duplicates, {bench.target.label}"
         yield judged(title, pair, asked, against="ours, all distinct")
 
 
 def repeated(customers: list[int]) -> list[int]:
-    """Ask for each customer ten times: at once, and again after the next ones."""
+    """Return each customer ten times: in a row of ten customers, which is repeated."""
     return [
         customer for start in range(0, len(customers), 10) for customer in customers[start : start + 10] * 10
     ]
 
 
 def traces(bench: Bench) -> Iterator[Reading]:
-    """Count what duplicates write: nothing until the ledger's turn, and never a row of a job."""
-    customers = bench.fresh(100)
+    """Count what duplicates write: nothing until the counters are flushed, and never a row of a job."""
+    customers = bench.new_customers(100)
     bench.each_blocking(customers)
-    with bench.place.witness(bench.url) as trace:
+    with bench.target.watch_writes(bench.url) as trace:
 
         def absorb(enqueue: Callable[[list[int]], float]) -> tuple[bool, int]:
-            bench.app.ledger.flush()  # the ledger has half a second until it writes again
+            time.sleep(FLUSHED)  # then the counters have half a second until they are written again
             before = trace()
             enqueue(customers)
             after = trace()
             return after.rows != before.rows, after.log - before.log
 
         for name, enqueue in (("enqueue_sync", bench.each_blocking), ("await enqueue", bench.each_awaited)):
-            wrote, log = min(absorb(enqueue) for _ in range(5))  # a slow machine may meet the ledger's turn
-            title = f"{name}, 100 duplicates write, {bench.place.label}"
-            yield true(title, int(wrote), "", bench.place.untouched, passed=not wrote)
-            if bench.place.asks:
-                yield Reading(f"{name}, 100 duplicates write to the log, {bench.place.label}", log, "bytes")
+            wrote, log = min(absorb(enqueue) for _ in range(5))  # a slow machine may meet the next flush
+            title = f"{name}, 100 duplicates write, {bench.target.label}"
+            yield true(title, int(wrote), "", bench.target.untouched, passed=not wrote)
+            if bench.target.asks:
+                yield Reading(f"{name}, 100 duplicates write to the log, {bench.target.label}", log, "bytes")
 
 
-def bulk(plan: Plan, place: Place) -> Iterator[Reading]:
-    """Measure many calls at once, a verdict each."""
+def held(plan: Plan, target: Target) -> Iterator[Reading]:
+    """Measure awaited calls on held keys alone."""
+    number = plan.size(3000, 800)
+    with opened(target, "held") as bench:
+        taken = bench.new_customers(100)
+        bench.each_blocking(taken)
+        bench.each_bare(taken)
+        calls = [taken[call % len(taken)] for call in range(number)]
+        pair = alternate(plan, lambda: bench.each_awaited(calls), lambda: bench.ask_bare_awaited(calls))
+    yield judged(f"await enqueue, held keys, {target.label}", pair, target.bars["held"])
+
+
+def bulk(plan: Plan, target: Target) -> Iterator[Reading]:
+    """Measure many calls at once, with an outcome each."""
     number = plan.size(10_000, 2_000)
-    size = min(place.batch, number)
+    size = min(target.batch, number)
 
     def batches(bench: Bench) -> list[list[int]]:
-        return [bench.fresh(size) for _ in range(number // size)]
+        return [bench.new_customers(size) for _ in range(number // size)]
 
-    with opened(place, "bulk") as bench:
+    with opened(target, "bulk") as bench:
         pair = alternate(plan, lambda: bench.bulk(batches(bench)), lambda: bench.bulk_bare(batches(bench)))
-        title = f"enqueue_many of {size:,}, {place.label}"
-        yield judged(title, pair, place.bars["bulk"], unit="jobs/s", against="bare, in one go")
-        if "pgqueuer" in place.peers:
+        title = f"enqueue_many of {size:,}, {target.label}"
+        yield judged(title, pair, target.bars["bulk"], unit="jobs/s", against="bare, at once")
+        if "pgqueuer" in target.peers:
             yield from beside_pgqueuer(plan, bench, batches)
 
 
 def beside_pgqueuer(
     plan: Plan, bench: Bench, batches: Callable[[Bench], list[list[int]]]
 ) -> Iterator[Reading]:
-    """Compare with the only other one that gives a verdict each."""
+    """Compare with the only other one that returns an outcome per job."""
     from bench.peers import pgqueuer
 
-    with bench.place.fresh("bulk-pgqueuer") as url:
+    with bench.target.empty_store("bulk-pgqueuer") as url:
         bench.runner.run(pgqueuer.install(url))
 
         def enqueue() -> float:
@@ -326,5 +341,5 @@ def beside_pgqueuer(
             return bench.runner.run(pgqueuer.bulk(url, keys))
 
         pair = alternate(plan, lambda: bench.bulk(batches(bench)), enqueue)
-    title = f"enqueue_many of {bench.place.batch:,}, {bench.place.label}"
+    title = f"enqueue_many of {bench.target.batch:,}, {bench.target.label}"
     yield shown(title, pair, unit="jobs/s", against="pgqueuer")

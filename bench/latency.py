@@ -1,10 +1,10 @@
-"""How soon an idle worker starts what another process enqueues.
+"""How soon an idle worker starts a job that another process enqueues.
 
     python -m bench.latency ours|bare URL
 
-waits for jobs and prints, for each, the nanoseconds since just before it was enqueued. The bare side does
+waits for jobs and prints, for each, the nanoseconds since just before it was enqueued. The bare side uses
 what the store offers: it polls SQLite every millisecond and reads the newest row, listens to PostgreSQL and
-claims, or blocks on a list of Redis. The clock is the machine's, not a process's.
+claims a row, or blocks on a list of Redis. All processes of the machine share the clock.
 """
 
 from __future__ import annotations
@@ -19,27 +19,26 @@ from contextlib import contextmanager
 from statistics import median
 
 from bench.measure import Plan, Reading, alternate, at_most, below, percentile, shown
-from bench.places import Place, watch
-from bench.workload import job_of
+from bench.targets import Target, watch
 from onejob import App, Task
 
 
-def latency(plan: Plan, place: Place) -> Iterator[Reading]:
+def latency(plan: Plan, target: Target) -> Iterator[Reading]:
     """Measure from just before the enqueue to the first line of the handler."""
     number = plan.size(50, 20)
     took: list[float] = []
-    with place.fresh("latency") as url, place.fresh("latency-bare") as bare_url:
+    with target.empty_store("latency") as url, target.empty_store("latency-bare") as bare_url:
         app, stamp = open_stamping_app(url)
-        bare = place.bare(bare_url)
+        bare = target.bare(bare_url)
         with idle_worker("ours", url) as ours, idle_worker("bare", bare_url) as watcher:
             pair = alternate(
                 plan,
                 lambda: median(collect(took, delays(ours, stamp.enqueue_sync, number))),
-                lambda: median(delays(watcher, lambda sent: bare.send(job_of(stamp, sent)), number)),
+                lambda: median(delays(watcher, bare.send, number)),
             )
         app.close_sync()
         asyncio.run(bare.close())
-    title, bar = f"idle, enqueue → start, {place.label}", place.bars["latency"]
+    title, bar = f"idle, enqueue → start, {target.label}", target.bars["latency"]
     if bar is None:
         yield below(f"{title}, p50", pair.ours, 5)
         yield shown(f"{title}, p50, against a bare poll", pair, unit="ms")
@@ -50,13 +49,13 @@ def latency(plan: Plan, place: Place) -> Iterator[Reading]:
 
 
 def collect(all_of_them: list[float], some: list[float]) -> list[float]:
-    """Keep a round's values for later."""
+    """Add the values of a round to those of all rounds, and return them."""
     all_of_them += some
     return some
 
 
 def delays(worker: subprocess.Popen[str], enqueue: Callable[[int], object], number: int) -> list[float]:
-    """Enqueue one at a time, with a pause before each, and ask the worker when each began."""
+    """Enqueue one at a time, with a pause before each, and read from the worker when each began."""
     assert worker.stdout is not None
     found = []
     for _ in range(number):
@@ -68,7 +67,7 @@ def delays(worker: subprocess.Popen[str], enqueue: Callable[[int], object], numb
 
 @contextmanager
 def idle_worker(side: str, url: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a worker in another process and wait until it idles."""
+    """Start a worker in another process and wait until it is idle."""
     command = [sys.executable, "-m", "bench.latency", side, url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -81,7 +80,7 @@ def idle_worker(side: str, url: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def open_stamping_app(url: str) -> tuple[App, Task[[int], None]]:
-    """Make an app whose one task tells how long it took to be started."""
+    """Return an app whose one task prints how long it took to be started."""
     app = App(url)
 
     @app.task(unique=True)

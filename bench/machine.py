@@ -1,4 +1,4 @@
-"""What the figures were taken on."""
+"""The machine on which the figures were taken."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOUNTS = Path("/proc/self/mounts")
 
 @dataclass(frozen=True)
 class Machine:
-    """The versions, the cores, and what the disk does."""
+    """The versions, the cores, and the disk."""
 
     system: str
     cores: int
@@ -41,7 +41,7 @@ def inspect(folder: Path) -> Machine:
 
 
 def fsync(path: Path, times: int = 200) -> float:
-    """Tell how long the disk takes to keep one page, in milliseconds, at the median."""
+    """Return the median time to sync one page to disk, in milliseconds."""
     took = []
     file = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -56,7 +56,7 @@ def fsync(path: Path, times: int = 200) -> float:
 
 
 def file_system(folder: Path) -> str:
-    """Name the kind of file system that holds `folder`, where the system tells."""
+    """Return the type of the file system that holds `folder`, where the system shows it."""
     if not MOUNTS.exists():
         return "unknown"
     mounts = [line.split()[1:3] for line in MOUNTS.read_text().splitlines()]

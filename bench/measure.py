@@ -1,4 +1,4 @@
-"""Take turns, keep time, and judge what comes out."""
+"""Measure in turns, and judge the result."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bench.places import Place
+    from bench.targets import Target
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure, and whom to tell about each half round and whatever else takes long."""
+    """How much to measure, and what to call after each half round and before what takes long."""
 
     rounds: int
     quick: bool
@@ -30,7 +30,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pair:
-    """Ours and the reference over all rounds."""
+    """The medians of onejob and of the reference, and the median ratio."""
 
     ours: float
     reference: float
@@ -39,7 +39,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Reading:
-    """One line of the table; without a bar it is there to be read, not judged."""
+    """One line of the table; without a bar it is only shown."""
 
     name: str
     measured: float
@@ -56,11 +56,11 @@ class Benchmark:
     """A named measurement, for any store."""
 
     name: str
-    run: Callable[[Plan, Place], Iterator[Reading]]
+    run: Callable[[Plan, Target], Iterator[Reading]]
 
 
 def alternate(plan: Plan, ours: Callable[[], float], reference: Callable[[], float]) -> Pair:
-    """Let both measure in turn, changing who goes first, and take medians."""
+    """Run both in turn, changing the order in each round, and return medians."""
     mine: list[float] = []
     theirs: list[float] = []
     for number in range(plan.rounds):
@@ -100,7 +100,7 @@ def shown(name: str, pair: Pair, *, unit: str = "/s", against: str = "bare") -> 
 
 
 def below(name: str, milliseconds: float, bar: float) -> Reading:
-    """Judge a duration by itself."""
+    """Judge a duration without a reference."""
     return Reading(name, milliseconds, "ms", bar=f"≤ {bar:g} ms", passed=milliseconds <= bar)
 
 
@@ -128,5 +128,5 @@ def timing() -> Iterator[Stopwatch]:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Tell the value that so many per cent do not exceed."""
+    """Return the value that `percent` per cent of the values do not exceed."""
     return sorted(values)[max(ceil(len(values) * percent / 100) - 1, 0)]

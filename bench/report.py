@@ -1,4 +1,4 @@
-"""The table, the JSON, and the bar that moves meanwhile."""
+"""The table, the JSON, and the progress bar."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GREEN, RED, PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
 
 
 class Progress:
-    """A bar on a terminal, dots elsewhere; on stderr, so that stdout has only the answer."""
+    """A bar on a terminal, dots elsewhere; on stderr, so that stdout has only the table."""
 
     def __init__(self, total: int, stream: TextIO = sys.stderr) -> None:
         self._total = total
@@ -27,18 +27,18 @@ class Progress:
         self._after = ""
 
     def enter(self, name: str) -> None:
-        """Say what comes next."""
+        """Print what is measured next."""
         self._done += 1
         self._name, self._after = name, " "
         self._write(f"{' ' * (self._done > 0)}{name} ")
 
     def tick(self) -> None:
-        """Move on by half a round."""
+        """Count half a round."""
         self._after += "."
         self._write(".")
 
     def say(self, text: str) -> None:
-        """Tell of something that takes long."""
+        """Print what takes long."""
         self._after = f" {text} "
         self._write(f" [{text}] ")
 
@@ -57,10 +57,10 @@ class Progress:
 
 
 def table(readings: Sequence[Reading], machine: Machine, *, rounds: int, color: bool) -> str:
-    """Lay the readings out in columns."""
+    """Return the readings in columns."""
     lines = [HEAD, *(cells(reading) for reading in readings)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
-    laid = [
+    aligned = [
         "  ".join(
             cell.ljust(width) if column in {0, 3, 5, 6} else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
@@ -68,16 +68,14 @@ def table(readings: Sequence[Reading], machine: Machine, *, rounds: int, color: 
         for line in lines
     ]
     marks = [None, *(reading.passed for reading in readings)]
-    body = "\n".join(paint(line, mark) if color else line for line, mark in zip(laid, marks, strict=True))
+    body = "\n".join(paint(line, mark) if color else line for line, mark in zip(aligned, marks, strict=True))
     return f"{heading(machine, rounds)}\n\n{body}\n"
 
 
 def heading(machine: Machine, rounds: int) -> str:
-    """Say what the figures were taken on."""
+    """Return the lines that describe the machine."""
     warning = (
-        "  (no disk at all: durability means nothing here)"
-        if machine.file_system in {"tmpfs", "ramfs"}
-        else ""
+        "  (in memory: durability means nothing here)" if machine.file_system in {"tmpfs", "ramfs"} else ""
     )
     servers = "".join(f"{server}\n" for server in machine.servers)
     return (
@@ -85,12 +83,12 @@ def heading(machine: Machine, rounds: int) -> str:
         f"{servers}"
         f"{machine.folder} on {machine.file_system}{warning}, "
         f"fsync of one page p50 {machine.fsync_p50_ms:.3f} ms\n"
-        f"medians of {rounds} rounds in which both sides take turns; the ratio is the median of theirs"
+        f"medians of {rounds} rounds in which both sides take turns; the ratio is the median of the ratios"
     )
 
 
 def cells(reading: Reading) -> tuple[str, ...]:
-    """Write a reading as the cells of a line."""
+    """Return a reading as the cells of a line."""
     reference = "" if reading.reference is None else quantity(reading.reference, reading.unit)
     ratio = "" if reading.ratio is None else f"{reading.ratio:.2f}"
     verdict = {True: "pass", False: "MISS", None: ""}[reading.passed]
@@ -99,17 +97,17 @@ def cells(reading: Reading) -> tuple[str, ...]:
 
 
 def quantity(value: float, unit: str) -> str:
-    """Write a number with its unit."""
+    """Return a number with its unit."""
     return f"{value:.3f} {unit}" if unit == "ms" else f"{value:,.0f} {unit}".rstrip()
 
 
 def paint(line: str, passed: bool | None) -> str:  # noqa: FBT001 - a reading's own mark
-    """Color a line by its verdict."""
+    """Return a line in the color of its verdict."""
     return line if passed is None else f"{GREEN if passed else RED}{line}{PLAIN}"
 
 
 def as_json(readings: Sequence[Reading], machine: Machine, *, rounds: int) -> str:
-    """Write everything down for another program."""
+    """Return everything as JSON."""
     found = {
         "machine": asdict(machine),
         "rounds": rounds,

@@ -1,21 +1,17 @@
-"""The work that is enqueued, the same for us and for the bare driver, whatever the store."""
+"""The work that is enqueued, the same for onejob and for the bare driver, whatever the store."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
-from datetime import UTC, datetime
-from typing import Any
 
-from onejob import App, Unique
-from onejob.decide import decide
-from onejob.job import Job, View
-from onejob.tasks import Task
+from onejob import App, Task, Unique
 
 Invoice = Task[[int, str], None]
 
 
 def open_app(url: str) -> tuple[App, Invoice]:
-    """Make an app with one keyed task."""
+    """Return an app with one keyed task."""
     app = App(url)
 
     @app.task(unique=Unique(by="customer_id"))
@@ -24,11 +20,19 @@ def open_app(url: str) -> tuple[App, Invoice]:
     return app, send_invoice
 
 
-def job_of(task: Task[..., Any], *args: object) -> Job:
-    """Make the job that admitting a call to a free key writes."""
-    return decide(task.request(args, {}), View(datetime.now(UTC))).inserts[0]
+def enqueue_invoices(url: str, customers: Iterable[int]) -> None:
+    """Enqueue an invoice per customer; this also creates the tables."""
+    app, task = open_app(url)
+    app.enqueue_many_sync([task.call(customer, "July") for customer in customers])
+    app.close_sync()
 
 
-def jobs_of(task: Invoice, customers: Iterable[int]) -> list[Job]:
-    """Make the jobs that admitting these customers' calls would write."""
-    return [job_of(task, customer, "July") for customer in customers]
+def send_invoices(url: str) -> None:
+    """Run every invoice that is due."""
+
+    async def drain() -> None:
+        app, _ = open_app(url)
+        async with app:
+            await app.worker(drain=True).run()
+
+    asyncio.run(drain())

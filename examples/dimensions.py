@@ -1,8 +1,8 @@
-"""Unique in several dimensions: task, queue, some arguments, metadata; and three answers to a duplicate.
+"""Uniqueness in several dimensions (task, queue, some arguments, metadata) and three conflict policies.
 
     python examples/dimensions.py
 
-Different tasks may choose differently, and the store says how strong its promise is.
+Each task chooses its own policy, and the store declares how strong its guarantee is.
 """
 
 import asyncio
@@ -13,22 +13,22 @@ app = App("memory://")
 app.queue("eu")
 app.queue("us")
 
-# ── Which dimensions make the same work? The task always does. ───────────────────────────────────────
+# ── Which dimensions define the same work? The task always does. ─────────────────────────────────────
 
 
 @app.task(unique=Unique.singleton())  # the task and nothing else
 async def rotate_logs(host: str) -> None:
-    """One at a time, whatever the host."""
+    """Run one at a time, whatever the host."""
 
 
 @app.task(unique=Unique(by="customer_id", queue=True))  # one argument, and the queue
 async def bill(customer_id: int, cents: int) -> None:
-    """One per customer in each queue."""
+    """Send one bill per customer in each queue."""
 
 
 @app.task(unique=Unique(by="page", meta=["tenant"]))  # one argument, and a field of the metadata
 async def render(page: str) -> None:
-    """One per page and tenant."""
+    """Render a page once per tenant."""
 
 
 # ── What happens to a duplicate? ─────────────────────────────────────────────────────────────────────
@@ -36,17 +36,17 @@ async def render(page: str) -> None:
 
 @app.task(unique=Unique(on_conflict="reject"))  # an error that the caller can catch
 async def withdraw(account: int) -> None:
-    """Refuse the second click."""
+    """Reject the second click."""
 
 
-@app.task(unique=Unique(by="path", on_conflict="replace"))  # the waiting job is cancelled, this one goes in
+@app.task(unique=Unique(by="path", on_conflict="replace"))  # the new job replaces the waiting one
 async def upload(path: str, size: int) -> None:
-    """Let the newest upload count."""
+    """Run the newest upload only."""
 
 
-@app.task(unique=Unique(by="user_id", on_conflict="keep"))  # "drop": the first one stays, the second is gone
+@app.task(unique=Unique(by="user_id", on_conflict="keep"))  # "drop": the first job stays
 async def remind(user_id: int, text: str) -> None:
-    """One reminder is enough."""
+    """Send one reminder."""
 
 
 # ── In which states does a job count? ────────────────────────────────────────────────────────────────
@@ -57,13 +57,13 @@ started, finish = asyncio.Event(), asyncio.Event()
 
 @app.task(unique=Unique(by="item", states=[State.SCHEDULED, State.AVAILABLE]))  # only while it waits
 async def reindex(item: str) -> None:
-    """Read an item; one that already runs does not count, for it may have read the old data."""
+    """Read an item. A running job does not block a new one: it may have read the old data."""
     started.set()
     await finish.wait()
 
 
 async def main() -> None:
-    """Ask twice, in every dimension."""
+    """Enqueue twice in every dimension."""
     await rotate_logs.enqueue("a")
     print("task only:", (await rotate_logs.enqueue("b")).outcome)
 

@@ -1,4 +1,4 @@
-"""An embedding queue: the latest version of each entry wins, three at a time, and nothing is forgotten.
+"""An embedding queue: the latest version of each entry wins, and at most three jobs run at once.
 
     python examples/embedding_queue.py
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from onejob import App, Retry, Unique
 
-vectors: dict[str, str] = {}  # what the embedding service has stored
+vectors: dict[str, str] = {}  # the vectors that the embedding service has stored
 service_is_down = False
 running = most_at_once = 0
 
@@ -32,28 +32,28 @@ async def embed(entry_id: str, seq: int, text: str) -> None:
 
 
 def build(path: Path) -> App:
-    """Make the app, as every process of a deployment would."""
+    """Create the app, as every process of a deployment would."""
     app = App(f"sqlite:///{path}")
-    app.queue("embeddings", concurrency=3)  # over all workers of all processes
+    app.queue("embeddings", concurrency=3)  # across all workers of all processes
     app.task(
         name="embed",
         queue="embeddings",
-        # One job per entry. A higher seq takes over the waiting job in its place in the queue, or follows the
-        # running one; a lower or equal one is stale. A retry is never stale against itself.
+        # One job per entry. A higher seq updates the waiting job, which keeps its place in the queue, or runs
+        # after the running job. A lower or equal seq is stale. A retry is never stale against itself.
         unique=Unique.latest(by="entry_id", version="seq"),
-        # The backoff is min(1000 · 2^failures, 30000) ms. Shorter here, so that you need not wait.
-        retry=Retry(attempts=3, base="5ms", factor=2, cap="30s", jitter=0),  # in earnest: Retry.embedding()
+        # Retry.embedding() waits min(1000 · 2^failures, 30000) ms; this example uses a shorter backoff.
+        retry=Retry(attempts=3, base="5ms", factor=2, cap="30s", jitter=0),
     )(embed)
     return app
 
 
 async def main() -> None:
-    """Update entries in a hurry, restart, fail, and bring back what failed."""
-    global service_is_down  # noqa: PLW0603 - the weather of this example
+    """Update entries many times, restart, fail, and replay the dead letter."""
+    global service_is_down  # noqa: PLW0603 - a switch for this example
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "jobs.db"
 
-        # 1 000 updates of one entry, and one of nine others, before anybody works.
+        # 1,000 updates of one entry, and one update of each of nine others, before a worker starts.
         app = build(path)
         task = app.task_named("embed")
         updates = [task.call("entry-0", seq, f"text {seq}") for seq in range(1, 1001)]
@@ -63,30 +63,30 @@ async def main() -> None:
         print(f"version 999 after version 1000: {stale.outcome}")
         await app.close()
 
-        # "Restart": a new App on the same file knows the waiting jobs and their versions.
+        # Restart: a new App on the same file finds the waiting jobs and their versions.
         app = build(path)
         task = app.task_named("embed")
-        print(f"after the restart {(await app.stats()).unique_keys_waiting} entries wait")
+        print(f"after the restart {(await app.stats()).keys_waiting} entries wait")
         async with app.worker(concurrency=8):
-            while (await app.stats()).pending or (await app.stats()).in_flight:
+            while (await app.stats()).waiting or (await app.stats()).running:
                 await asyncio.sleep(0.01)
         print(f"entry-0 is {vectors['entry-0']!r}; never more than {most_at_once} ran at once")
         done = await app.jobs(task="embed", state="completed")
         print(f"1009 updates cost {len(done)} runs")
 
-        # The service goes down: three attempts, then a dead letter that keeps everything.
+        # The service goes down. After three attempts the job is a dead letter with its payload and errors.
         service_is_down = True
         await task.enqueue("entry-0", 1001, "text 1001")
         async with app.worker():
-            while not await app.dead():
+            while not await app.dead.list():
                 await asyncio.sleep(0.01)
-        [letter] = await app.dead()
+        [letter] = await app.dead.list()
         errors = [failure["message"] for failure in letter.failures]
         print(f"dead letter after {letter.attempt} attempts: {letter.arguments}, {errors[-1]}")
 
-        # The service is back: replay. One letter here; app.replay_dead() for all of them.
+        # The service is back: replay one dead letter. app.dead.replay_all() replays all of them.
         service_is_down = False
-        replayed = await app.replay(letter.id)
+        replayed = await app.dead.replay(letter.id)
         async with app.worker():
             await replayed.result(timeout=10)
         print(f"replay: {replayed.outcome}; entry-0 is {vectors['entry-0']!r}")

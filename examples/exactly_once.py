@@ -2,8 +2,8 @@
 
     python examples/exactly_once.py
 
-The handler's writes and the completion of its job are one transaction. A first worker writes, and is killed
-before it can commit; a second one takes the job over.
+The handler's writes and the completion of its job are one transaction. The first worker is killed after
+its writes and before its commit. The second worker rescues the job.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ app = App(os.environ.get("BANK", "memory://"))  # the programs below share one f
 
 @app.task(unique=Unique(by="order", until="forever"))
 async def pay(order: int, amount: int) -> int:
-    """Take an order's amount from the account, and complete, or neither."""
+    """Take the amount from the account and complete the job, in one transaction."""
     async with current().transaction() as tx:
         tx.execute("UPDATE account SET balance = balance - ?", (amount,))
         tx.execute("INSERT INTO payments VALUES (?, ?)", (order, amount))
         if os.environ.get("DIES"):
-            os.kill(os.getpid(), signal.SIGKILL)  # no goodbye: this is what a crash is
+            os.kill(os.getpid(), signal.SIGKILL)  # simulate a crash
         left: int = tx.execute("SELECT balance FROM account").fetchone()[0]
         return current().returns(left)
 
 
 async def work() -> None:
-    """Work until the order is paid."""
+    """Run a worker until the order is paid."""
     async with app, app.worker(lease="500ms"):
         admission = await pay.enqueue(1, 30)
         print(f"asked for order 1: {admission.outcome}")
@@ -42,7 +42,7 @@ async def work() -> None:
 
 
 def main(bank: Path) -> None:
-    """Open an account, kill one worker, and let another one do it."""
+    """Open an account, kill one worker, and let another one pay."""
     with closing(sqlite3.connect(bank, isolation_level=None)) as connection:
         connection.execute("CREATE TABLE account (balance INTEGER)")
         connection.execute("CREATE TABLE payments (number INTEGER, amount INTEGER)")  # without a primary key

@@ -1,8 +1,8 @@
-"""Run tasks by the clock: once per tick whoever ticks, right when clocks change, and none forgotten.
+"""Run tasks on a schedule: once per tick, correct when clocks change, with a rule for missed ticks.
 
     python examples/schedules.py
 
-The clock here is moved by hand, so that a weekend takes no time. Yours moves by itself: leave `store=` out.
+This example moves the clock itself, so that a week takes no time. In your code, leave out `store=`.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ app = App("memory://", store=MemoryStore(clock=clock))
 @app.cron("30 2 * * *", timezone="Europe/Berlin", overlap=Unique.coalesce(), missed="one")
 @app.task
 async def back_up() -> None:
-    """Run every night at half past two, also in the night that has no such time."""
+    """Run every night at half past two, even in the night that skips that time."""
     print("back up for", current().job.metadata["tick"])
 
 
 async def main() -> None:
-    """Let three nights pass."""
+    """Let nine nights pass."""
     schedule = await app.schedules.get("back_up")
     print("it runs", schedule.description)
     for moment in schedule.upcoming(clock(), 3):
@@ -34,7 +34,7 @@ async def main() -> None:
         clock.advance("1d")
         await drain(app)
 
-    clock.advance("7d")  # no worker for a week: one run stands for all
+    clock.advance("7d")  # no worker for a week: one run replaces all missed ticks
     await drain(app)
     [standing] = await app.schedules.list()
     print("ticks that came to no job:", dict(standing.absorbed))

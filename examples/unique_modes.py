@@ -1,8 +1,8 @@
-"""Ways of being unique: how long a job counts as "the same", and what makes two calls the same.
+"""Uniqueness modes: how long a job blocks duplicates, and which calls are the same work.
 
     python examples/unique_modes.py
 
-Every mode is said once, where the task is registered; callers just call enqueue().
+Each task declares its mode once; callers just call enqueue().
 """
 
 import asyncio
@@ -12,20 +12,20 @@ from onejob import App, Unique, unique
 
 app = App("memory://")
 
-# ── How long does a job stand for its work? ──────────────────────────────────────────────────────────
+# ── How long does a job hold its key? ────────────────────────────────────────────────────────────────
 
 
-@app.task(unique=Unique.until_executing())  # until it starts: what comes while it runs is new work
+@app.task(unique=Unique.until_executing())  # until it starts; a request during the run is new work
 async def send_email(to: str) -> None:
-    """Send one mail."""
+    """Send an e-mail."""
 
 
-@app.task(unique=Unique.until_executed())  # until it ends, well or badly; the same as unique=True
+@app.task(unique=Unique.until_executed())  # until it ends, in success or failure; the same as unique=True
 async def charge(order_id: int) -> None:
-    """Take money, which nobody wants twice."""
+    """Charge an order, never twice at once."""
 
 
-@app.task(unique=Unique.throttle("200ms"))  # one per window, whatever becomes of it
+@app.task(unique=Unique.throttle("200ms"))  # one per window, however the job ends
 async def sync_feed(feed: str) -> None:
     """Fetch a feed, but not too often."""
 
@@ -38,24 +38,24 @@ async def invoice(order_id: int, currency: str = "EUR") -> None:
     """Write an invoice."""
 
 
-@app.task(unique=unique.by("tenant_id").until("finish").or_keep())  # only the tenant; the fluent spelling
+@app.task(unique=unique.by("tenant_id").until("finish").or_keep())  # only the tenant; the fluent form
 async def rebuild(tenant_id: str, reason: str) -> None:
-    """Rebuild a tenant's index: the reason does not make it other work."""
+    """Rebuild a tenant's index; the reason is not part of the key."""
 
 
 def same_mailbox(address: str) -> str | None:
-    """Make the key: case does not matter; None means "not unique this time"."""
+    """Return the key: case does not matter. None means that this call is not unique."""
     return None if address == "test@example.com" else address.lower()
 
 
-@app.task(unique=Unique(key=same_mailbox))  # a function of the arguments that it names
+@app.task(unique=Unique(key=same_mailbox))  # a function of the arguments that its parameters name
 async def welcome(address: str, name: str) -> None:
-    """Greet somebody once."""
+    """Greet a new user."""
 
 
 async def main() -> None:
-    """Ask twice for everything and see what became of the second request."""
-    # Every absorbed request writes one line at DEBUG, and is counted per task.
+    """Enqueue everything twice and print the outcome of the second request."""
+    # Every absorbed request is logged at DEBUG and counted per task.
     logging.basicConfig(format="  log: %(message).36s...")
     logging.getLogger("onejob").setLevel(logging.DEBUG)
 
@@ -79,7 +79,7 @@ async def main() -> None:
     print("input hash, other input:", (await invoice.enqueue(7, currency="USD")).outcome)
 
     await rebuild.enqueue("acme", reason="nightly")
-    again = await rebuild.enqueue("acme", reason="by hand")
+    again = await rebuild.enqueue("acme", reason="manual")
     print("partial key:", again.outcome, "- payload differs:", again.payload_differs)
 
     await welcome.enqueue("Ada@Example.com", "Ada")

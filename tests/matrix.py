@@ -51,12 +51,12 @@ class Line:
 def lines() -> Iterator[Line]:
     """List what can be started here."""
     seen: set[str] = set()
-    for program in servers.offered("postgres", "redis"):
+    for program in servers.available("postgres", "redis"):
         name = title(program)
         if name not in seen:
             seen.add(name)
             yield Line(name, program.kind, lambda program=program: alone(program))  # type: ignore[misc]
-    if servers.offered("pgbouncer"):
+    if servers.available("pgbouncer"):
         yield Line("PgBouncer, by transaction", "postgres", bounced, NOT_BOUNCED)
     without = "test_redis or state_machine"  # these speak to one server
     yield Line("cluster of three", "redis", clustered, without, workers=1)

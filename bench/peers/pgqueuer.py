@@ -25,13 +25,13 @@ async def opened(url: str) -> AsyncIterator[tuple[asyncpg.Pool, Queries]]:
 
 
 async def install(url: str) -> None:
-    """Make its tables."""
+    """Create its tables."""
     async with opened(url) as (_, queries):
         await queries.install()
 
 
 async def enqueue(queries: Queries, keys: Sequence[str]) -> None:
-    """Enqueue in one call, each with a key of its own, and look at every verdict."""
+    """Enqueue in one call, each with a key of its own, and check every result."""
     ids = await queries.enqueue(
         ["nothing"] * len(keys),
         [b"{}"] * len(keys),
@@ -44,7 +44,7 @@ async def enqueue(queries: Queries, keys: Sequence[str]) -> None:
 
 
 async def bulk(url: str, batches: Sequence[Sequence[str]]) -> float:
-    """Enqueue batch after batch, and tell how many jobs per second."""
+    """Enqueue batch after batch, and return how many jobs per second."""
     async with opened(url) as (pool, queries):
         before = await pool.fetchval(LEFT)
         with timing() as watch:

@@ -1,4 +1,4 @@
-"""taskiq on Redis streams: 500 tasks at once, uvloop. It acknowledges a job after its run, and forgets it."""
+"""taskiq on Redis streams: 500 tasks at once, uvloop. It acknowledges a job after its run, and deletes it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ async def empty(url: str, number: int) -> float:
         await asyncio.gather(*(nothing.kiq(i) for i in range(start, min(start + 100, number))))
     receiver = Receiver(broker, max_async_tasks=TASKS, max_prefetch=TASKS, run_startup=False)
     finish = asyncio.Event()
-    async with Redis.from_url(url) as witness:
+    async with Redis.from_url(url) as client:
         with timing() as watch:
             running = asyncio.create_task(receiver.listen(finish))
-            while began < number or await unacknowledged(witness):  # noqa: ASYNC110 - the store is asked
+            while began < number or await unacknowledged(client):  # noqa: ASYNC110 - the store is asked
                 await asyncio.sleep(0.01)
-        [group] = await groups(witness)
+        [group] = await groups(client)
         assert group["lag"] in {0, None}  # all has been read
     finish.set()
     await running
@@ -44,14 +44,14 @@ async def empty(url: str, number: int) -> float:
     return watch.rate(number)
 
 
-async def groups(witness: Redis) -> Any:
-    """Ask the stream for its readers."""
-    return await witness.xinfo_groups("taskiq")
+async def groups(client: Redis) -> Any:
+    """Return the stream's groups of readers."""
+    return await client.xinfo_groups("taskiq")
 
 
-async def unacknowledged(witness: Redis) -> int:
-    """Count what was read and has not been acknowledged."""
-    [group] = await groups(witness)
+async def unacknowledged(client: Redis) -> int:
+    """Return how many jobs were read and not acknowledged."""
+    [group] = await groups(client)
     return int(group["pending"])
 
 

@@ -20,6 +20,8 @@ OnejobError
 │   ├── AdmissionBusy        the key's holder is in a transaction that is still open
 │   ├── TransactionConflict  your transaction met another one's writes: roll it back and run it again
 │   ├── StoreUnavailable     disk full, read-only file, lost connection
+│   │   └── StoreTimeout     the store did not answer within store_timeout=
+│   ├── StoreRefused         the server denies this user what onejob needs
 │   ├── SchemaMismatch       not our database, or one from a newer version
 │   ├── ForeignConnection    connection= belongs to another database
 │   ├── NoTransactions       the store has no transactions that your writes could be part of
@@ -42,10 +44,7 @@ OnejobError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from onejob.admission import Admission
+from typing import Any, Protocol
 
 
 class OnejobError(Exception):
@@ -103,12 +102,27 @@ class UnknownSchedule(InvalidCall):
     """No schedule has that name."""
 
 
+class _Admission(Protocol):
+    """What a `Duplicate` carries: see `onejob.Admission`."""
+
+    @property
+    def reason(self) -> str: ...
+    @property
+    def job(self) -> Any: ...
+    @property
+    def holder(self) -> Any: ...
+    @property
+    def key(self) -> str | None: ...
+    @property
+    def payload_differs(self) -> bool: ...
+
+
 class Duplicate(OnejobError):
     """The key is held and the policy rejects duplicates."""
 
-    def __init__(self, admission: Admission[Any]) -> None:
+    def __init__(self, admission: _Admission) -> None:
         super().__init__(admission.reason)
-        self.admission = admission
+        self.admission: Any = admission  # an Admission
         self.job = admission.job
         self.holder = admission.holder
         self.key = admission.key
@@ -147,6 +161,19 @@ class StoreUnavailable(StoreError):
     """The store cannot be reached or written."""
 
 
+class StoreTimeout(StoreUnavailable):
+    """The store did not answer in time; `may_exist` says whether the request may have been stored."""
+
+    def __init__(self, seconds: float, *, may_exist: bool) -> None:
+        stored = "the job may exist" if may_exist else "nothing was stored"
+        super().__init__(f"The store did not answer within {seconds:g} s; {stored}.")
+        self.may_exist = may_exist
+
+
+class StoreRefused(StoreError):
+    """The server denies this user what onejob needs."""
+
+
 class SchemaMismatch(StoreError):
     """The database is not one that this version of onejob can use."""
 
@@ -168,7 +195,7 @@ class Unsealable(OnejobError):
 
 
 class UnknownJob(OnejobError, LookupError):
-    """No job has that id."""
+    """No job has that id, or several begin with it."""
 
 
 class ResultError(OnejobError):

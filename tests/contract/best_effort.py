@@ -7,9 +7,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from onejob.core.step import Changes, Step
 from onejob.errors import OnejobError
-from onejob.job import Changes
-from onejob.stores.contract import Guarantees, Step
+from onejob.stores.contract import Guarantees
 from onejob.stores.memory import MemoryStore
 
 
@@ -29,30 +29,30 @@ class BestEffortStore(MemoryStore):
         self._threads = threading.Barrier(callers)
         self._tasks = asyncio.Barrier(callers)
 
-    def apply_now(self, steps: Sequence[Step]) -> list[Any]:
+    def apply_sync(self, steps: Sequence[Step[Any]]) -> list[Any]:
         """Decide on what is there now; write when everybody has decided."""
         decided = self._decide(steps)
         self._threads.wait()
         return self._write(decided)
 
-    async def apply(self, steps: Sequence[Step]) -> list[Any]:
+    async def apply(self, steps: Sequence[Step[Any]]) -> list[Any]:
         """Do the same between tasks."""
         decided = self._decide(steps)
         await self._tasks.wait()
         return self._write(decided)
 
-    def _decide(self, steps: Sequence[Step]) -> list[Changes]:
+    def _decide(self, steps: Sequence[Step[Any]]) -> list[Changes[Any]]:
         with self._lock:
             return [self._foresee(step) for step in steps]
 
-    def _foresee(self, step: Step) -> Changes:
+    def _foresee(self, step: Step[Any]) -> Changes[Any]:
         try:
-            return step.act(self._book.view(step, self.now()))
+            return step.act(self._rows.view(step, self.now()))
         except OnejobError as refusal:
-            return Changes(answer=refusal)
+            return Changes(refusal)
 
-    def _write(self, decided: Sequence[Changes]) -> list[Any]:
+    def _write(self, decided: Sequence[Changes[Any]]) -> list[Any]:
         with self._lock:
             for changes in decided:
-                self._book.write(changes)
+                self._rows.write(changes)
         return [changes.answer for changes in decided]

@@ -1,17 +1,13 @@
 """One suite, every store. To add a store, give it a factory here; no case may be skipped."""
 
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from onejob import App
-from onejob.stores.contract import Store
+from onejob.stores.contract import FullStore as Store
 from onejob.stores.memory import MemoryStore
-from onejob.stores.redis.store import RedisStore
-from onejob.stores.sql.postgres.store import PostgresStore
-from onejob.stores.sql.sqlite import SQLiteStore
 from onejob.testing import Clock
 
 Open = Callable[[pytest.FixtureRequest, Clock], Store]
@@ -22,15 +18,21 @@ def open_memory(_request: pytest.FixtureRequest, clock: Clock) -> Store:
 
 
 def open_sqlite(request: pytest.FixtureRequest, clock: Clock) -> Store:
+    from onejob.stores.sqlite.store import SQLiteStore
+
     folder: Path = request.getfixturevalue("tmp_path")
     return SQLiteStore(folder / "jobs.db", clock=clock, synchronous="NORMAL")
 
 
 def open_postgres(request: pytest.FixtureRequest, clock: Clock) -> Store:
+    from onejob.stores.postgres.store import PostgresStore
+
     return PostgresStore(request.getfixturevalue("postgres_url"), clock=clock)
 
 
 def open_redis(request: pytest.FixtureRequest, clock: Clock) -> Store:
+    from onejob.stores.redis.store import RedisStore
+
     return RedisStore(request.getfixturevalue("redis_url"), clock=clock)
 
 
@@ -40,14 +42,6 @@ STORES: dict[str, Open] = {
     "postgres": open_postgres,
     "redis": open_redis,
 }
-
-
-@pytest.fixture(autouse=True)
-def nobody_counts_on() -> Iterator[None]:
-    """See that every app which has counted is closed: its timer would open the store again."""
-    yield
-    timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
-    assert [timer for timer in timers if not timer.finished.is_set()] == []
 
 
 @pytest.fixture

@@ -13,17 +13,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 from psycopg import BaseConnection, Connection
 from psycopg.errors import DeadlockDetected
 
-from onejob.stores.contract import Lease, Step, Store
-from onejob.stores.sql.flows import Ask
-from onejob.stores.sql.postgres import awaiting, engine, joined, wire
-from onejob.stores.sql.postgres.starts import Starts
-from onejob.stores.sql.postgres.store import PostgresStore
-from onejob.stores.sql.rows import Row, read_job, read_mark
+from onejob.core.leasing import Lease
+from onejob.core.step import Step
+from onejob.stores.columns import read_job, read_mark
+from onejob.stores.contract import FullStore as Store
+from onejob.stores.flow import Query, Row
+from onejob.stores.postgres import caller_transaction
+from onejob.stores.postgres.connection import StoreConnection
+from onejob.stores.postgres.connection import ask as ask_postgres
+from onejob.stores.postgres.server import BRIEF
+from onejob.stores.postgres.store import PostgresStore
 from onejob.testing import Clock
 
 PATIENCE = 30.0  # seconds for what is bound to happen
@@ -31,39 +36,32 @@ LOOK = 0.002  # seconds after which a statement that has not ended may be waitin
 MARKS = """
 SELECT key, version, job, void, touched_at, prior_version, prior_job FROM onejob_marks ORDER BY key
 """
-RUNNING = "SELECT *, xmin::text FROM onejob_jobs WHERE state = 'active'"
+RUNNING = "SELECT * FROM onejob_jobs WHERE state = 'active'"
 PASSING = {  # statements that change nothing for others, or that go with the one before them
-    *("begin", "rollback", "savepoint", "undo", "release", "joined", "lock_timeout", "lock_marks"),
-    *(
-        "brief_locks",
-        "transaction_id",
-        "no_bitmaps",
-        "marks",
-        "marked",
-        "notify",
-        "clock",
-        "installation",
-        "backend",
-        "known_tables",
-        "schema_version",
-    ),
+    *("begin", "rollback", "savepoint", "undo", "release", "identify", "lock_timeout", "lock_marks"),
+    *("marks", "notify", "clock", "installation", "paused", "next_due", "mature"),
 }
 
 MANY = 1000  # statements: more than there are
 
-Act = Sequence[Step] | Lease
+Act = Sequence[Step[Any]] | Lease
 
 
 def do(store: Store, act: Act) -> Any:
-    """Let a store do something."""
-    return asyncio.run(store.lease(act)) if isinstance(act, Lease) else store.apply_now(act)
+    """Let a store lease, and return the jobs; or let it apply steps, and return their answers."""
+    return asyncio.run(store.lease(act)).jobs if isinstance(act, Lease) else store.apply_sync(act)
 
 
 class Session:
     """A store of its own, whose statements wait for the word."""
 
     def __init__(self, url: str, name: str, clock: Clock) -> None:
-        mark = f"-c%20deadlock_timeout%3D50ms%20-c%20onejob.session%3D{name}"
+        settings = {
+            "deadlock_timeout": "50ms",
+            "idle_in_transaction_session_timeout": 0,
+            "onejob.session": name,
+        }
+        mark = "%20".join(f"-c%20{setting}%3D{value}" for setting, value in settings.items())
         self.url = f"{url}{'&' if '?' in url else '?'}options={mark}"
         self.name = name
         self.store = PostgresStore(self.url, clock=clock, admission_timeout=PATIENCE)
@@ -101,7 +99,7 @@ class Session:
     def _visit(self, act: Act) -> Any:
         assert not isinstance(act, Lease)
         try:
-            answer = self.store.apply_within_now(self.connection, act)
+            answer = self.store.apply_within_sync(self.connection, act)
             self.stop_before(self.connection, "the caller's commit")
             self.connection.commit()
         finally:
@@ -160,6 +158,7 @@ class Stage:
 
     def __init__(self, url: str, clock: Clock, stack: ExitStack) -> None:
         self.deadlocks = 0  # which the server had to resolve
+        self.brief = BRIEF  # milliseconds that a group waits for another session
         self.observer = stack.enter_context(psycopg.connect(url, autocommit=True))
         self.store = PostgresStore(url, clock=clock)
         stack.callback(lambda: asyncio.run(self.store.close()))
@@ -168,26 +167,29 @@ class Stage:
         for session in self.sessions:
             stack.callback(session.close)
 
+    def wait_briefly(self, milliseconds: int, patch: pytest.MonkeyPatch) -> None:
+        """Let groups of steps wait for this long for another session."""
+        self.brief = milliseconds
+        patch.setattr("onejob.stores.postgres.server.BRIEF", milliseconds)
+
     def keep_scenery(self) -> None:
         """Remember the tables as they are."""
         for table in ("jobs", "marks"):
             self.observer.execute(f"CREATE TABLE kept_{table} AS TABLE onejob_{table}".encode())
 
-    def restore_scenery(self, *, reminded: bool) -> None:
-        """Make the tables what they were, and the sessions those who started what runs."""
+    def restore_scenery(self) -> None:
+        """Make the tables what they were."""
         for table in ("jobs", "marks"):
             self.observer.execute(f"DELETE FROM onejob_{table}".encode())  # noqa: S608 - our own names
             self.observer.execute(f"INSERT INTO onejob_{table} TABLE kept_{table}".encode())
-        if reminded:
-            self.remind()
 
-    def remind(self) -> None:
-        """Let the sessions believe that they have started what runs, in the transactions that wrote it."""
+    def with_seen(self, act: Act) -> Act:
+        """Return an act whose steps have seen the jobs that run now."""
+        if isinstance(act, Lease):
+            return act
         rows = self.observer.execute(RUNNING, binary=True).fetchall()
-        for session in self.sessions:
-            starts = session.store._open().errands.starts = Starts()  # noqa: SLF001 - what they know is theirs
-            for row in rows:
-                starts.note([read_job(row)], row[-1])
+        jobs = {row[0]: read_job(row) for row in rows}
+        return [msgspec.structs.replace(step, seen=jobs.get(step.job_id or "")) for step in act]
 
     def clear(self) -> None:
         """Leave nothing of an earlier scene."""
@@ -224,19 +226,19 @@ class Stage:
                 session.end()
         return [session.answer for session in self.sessions]
 
-    def rehearse(self, acts: Sequence[Act], visiting: Sequence[bool], *, reminded: bool) -> list[int]:
-        """Tell how many statements each session has if the other comes after it."""
+    def rehearse(self, acts: Sequence[Act], visiting: Sequence[bool]) -> list[int]:
+        """Return how many statements each session has if the other comes after it."""
         lengths = []
         for who in ((0, 1), (1, 0)):
-            self.restore_scenery(reminded=reminded)
+            self.restore_scenery()
             self.perform(acts, Order(who, (0, 0)), visiting)
             lengths.append(self.sessions[who[0]].stops)
         return lengths
 
     @contextmanager
-    def statement(self, connection: BaseConnection[Any], question: Ask) -> Iterator[None]:
+    def statement(self, connection: BaseConnection[Any], query: Query) -> Iterator[None]:
         """Stop before a statement, and count it if it ends in a deadlock."""
-        self.stop_before(connection, question.name)
+        self.stop_before(connection, query.name)
         try:
             yield
         except DeadlockDetected:
@@ -269,32 +271,25 @@ def open_stage(url: str, clock: Clock) -> Iterator[Stage]:
     with ExitStack() as stack:
         stage = Stage(url, clock, stack)
 
-        ask_all, await_all = wire.Line.ask_all, awaiting.AwaitedLine.ask_all
+        exchange = StoreConnection.exchange
 
-        def ask(connection: Connection[Any], question: Ask, *, prepare: bool) -> list[Row]:
-            with stage.statement(connection, question):
-                return wire.ask(connection, question, prepare=prepare)
+        async def ask(connection: Connection[Any], query: Query, *, prepare: bool | None) -> list[Row]:
+            with stage.statement(connection, query):
+                return await ask_postgres(connection, query, prepare=prepare)
 
-        def ask_each(line: wire.Line, asks: Sequence[Ask]) -> list[list[Row]]:
-            if asks[0].name in {"admit", "admit_plain"}:  # a test may have changed how long it waits
-                ask_all(line, engine.introduction())
+        async def exchange_each(connection: StoreConnection, batch: Sequence[Query]) -> list[list[Row]]:
+            raw = connection.raw
+            if batch[0].name in {"admit_job", "admit_jobs"} and isinstance(raw, Connection):
+                raw.execute(f"SET lock_timeout = {stage.brief}".encode())  # a test may have changed it
             rows: list[list[Row]] = []
-            for one in asks:
-                with stage.statement(line, one):
-                    rows += ask_all(line, [one])
-            return rows
-
-        async def await_each(line: awaiting.AwaitedLine, asks: Sequence[Ask]) -> list[list[Row]]:
-            rows: list[list[Row]] = []
-            for one in asks:
-                with stage.statement(line.connection, one):
-                    rows += await await_all(line, [one])
+            for query in batch:
+                with stage.statement(connection.raw, query):
+                    rows += await exchange(connection, [query])
             return rows
 
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(joined, "ask", ask)
-        patch.setattr(wire.Line, "ask_all", ask_each)
-        patch.setattr(awaiting.AwaitedLine, "ask_all", await_each)
+        patch.setattr(caller_transaction, "ask", ask)
+        patch.setattr(StoreConnection, "exchange", exchange_each)
         yield stage
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import json
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -269,3 +271,24 @@ async def test_a_replaced_request_is_covered_by_the_replacement_and_not_by_the_r
     await complete(app, running)
     assert await unfinished(second)
     assert [job.id for job in await lease(app)] == [third.job.id]
+
+
+async def test_a_time_in_the_past_counts_as_now(app: App, clock: Clock) -> None:
+    """It does not overtake jobs that already wait."""
+    mail = mailer(app)
+    first = await mail.enqueue("a")
+    clock.advance("1s")
+    late = await mail.options(run_at=clock() - timedelta(days=1)).enqueue("b")
+    assert late.job.run_at == late.job.created_at
+    assert [job.id for job in await lease(app)] == [first.job.id, late.job.id]
+
+
+async def test_an_admission_a_job_and_the_statistics_are_json_values(app: App) -> None:
+    mail = mailer(app, unique=True)
+    first, again = await mail.options(delay="1h").enqueue(1), await mail.enqueue(1)
+    answer, job, stats = again.as_dict(), first.job.as_dict(), (await app.stats()).as_dict()
+    assert json.loads(json.dumps([answer, job, stats])) == [answer, job, stats]
+    assert (answer["outcome"], answer["deduplicated"], answer["job"]) == ("kept", True, first.job.id)
+    assert (job["id"], job["state"], job["key"]) == (first.job.id, "scheduled", first.key)
+    assert datetime.fromisoformat(job["run_at"]) == first.job.run_at
+    assert stats["absorbed"] == {"mail": {"kept": 1}}

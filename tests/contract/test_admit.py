@@ -11,9 +11,9 @@ from typing import Any, Literal
 import pytest
 
 from onejob import App, Duplicate, Outcome, State, Task, Unique, unique
+from onejob.core.policy import OnActive, OnConflict, Until
 from onejob.errors import WeakStore
-from onejob.policy import OnActive, OnConflict, Until
-from onejob.stores.contract import Store
+from onejob.stores.contract import FullStore as Store
 from onejob.stores.memory import MemoryStore
 from onejob.testing import Clock
 from tests.contract.steps import (
@@ -174,7 +174,7 @@ async def outcome_of(mail: Task[..., str]) -> Outcome:
     try:
         return (await mail.enqueue(1, "new")).outcome
     except Duplicate as refusal:
-        return refusal.admission.outcome
+        return Outcome(refusal.admission.outcome)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ async def test_what_a_newcomer_does_depends_on_the_state_of_the_holder(
     holder = await bring_to(app, mail, meeting)
     assert await outcome_of(mail) is outcome
 
-    stands_for_key = [job for job in await everything(app) if job.held_key is not None]
+    stands_for_key = [job for job in await everything(app) if job.is_holder]
     assert len(stands_for_key) == 1
     taken_over = outcome in {Outcome.REPLACED, Outcome.CREATED}
     assert (stands_for_key[0].id == holder) is not taken_over

@@ -12,10 +12,11 @@ import pytest
 
 from onejob import Admission, App, Job, Outcome, Task, Unique
 from onejob.errors import WeakStore
-from onejob.stores.contract import Filter, Store
+from onejob.stores.contract import FullStore as Store
 from onejob.stores.memory import MemoryStore
+from onejob.stores.queries import Listed
 from onejob.stores.redis.store import RedisStore
-from onejob.stores.sql.sqlite import SQLiteStore
+from onejob.stores.sqlite.store import SQLiteStore
 from tests.contract.best_effort import BestEffortStore
 
 CROWDS = (2, 8, 32)
@@ -63,7 +64,7 @@ def created(answers: Sequence[Admission[None]]) -> int:
 
 
 async def holders(app: App) -> list[Job]:
-    return await app.store.find(Filter(held=True, limit=1000))
+    return await app._engine.store.find(Listed(namespace=None, held=True, limit=1000))
 
 
 # ── what is declared ──────────────────────────────────────────────────────────────────────────────

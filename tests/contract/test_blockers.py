@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from onejob import App, Job, Outcome, Retry, State, Unique, batch, chain, current, group
-from onejob.app import admission_step
-from onejob.context import Context
-from onejob.continuing import completed
+from onejob.core.decide import Request
+from onejob.core.job import Trait
+from onejob.core.runs import Failed, Result
+from onejob.engine import engine
+from onejob.engine.engine import with_reach
+from onejob.engine.steps import admission_step
 from onejob.errors import BlockerCycle, InvalidCall, JobCancelled, JobFailed, UnknownJob
-from onejob.job import Trait
-from onejob.stores.contract import Filter
+from onejob.stores.flow import Flow
+from onejob.stores.queries import Awaiting, Blocked
+from onejob.tasks.task import builder_of
 from onejob.testing import Clock
-from tests.contract.steps import complete, everything, fail, inside, lease, run, settle_with, settled, start
+from onejob.worker.attempt import Attempt, run_attempt
+from tests.contract.steps import (
+    complete,
+    everything,
+    expect_blockers,
+    fail,
+    inside,
+    lease,
+    notify,
+    run,
+    settle_with,
+    settled,
+    start,
+)
 
 
 async def work(app: App) -> None:
@@ -22,7 +40,7 @@ async def work(app: App) -> None:
     worker = app.worker(drain=True)
     await worker.run()
     assert worker.repaired == 0
-    assert (await app.sweep())[1] == 0
+    assert (await app.maintenance.sweep())[1] == 0
 
 
 def adder(app: App, **options: Any) -> Any:
@@ -72,9 +90,9 @@ async def test_a_job_waits_until_all_its_blockers_have_completed(app: App) -> No
     assert (total.job.state, total.job.awaits) == (State.PENDING, [one.job.id for one in ones])
     first, second, third = await lease(app)
     for job in (third, first):
-        await app.tell_dependants([await complete(app, job, job.arguments["n"])])
+        await notify(app, [await complete(app, job, job.arguments["n"])])
         assert await state_of(app, total) is State.PENDING
-    await app.tell_dependants([await complete(app, second, 2)])
+    await notify(app, [await complete(app, second, 2)])
     assert await state_of(app, total) is State.AVAILABLE
     await work(app)
     assert await total.result(5) == 17
@@ -140,10 +158,10 @@ async def test_one_chain_may_block_many_and_many_may_share(app: App) -> None:
     add, give = adder(app), number(app)
     shared, other = await give.enqueue(1), await give.enqueue(2)
     totals = [await add.options(after=[shared, other]).enqueue(n) for n in range(20)]
-    assert len(await app.waiting_for(shared.job.id)) == 20
+    assert len(await app.chain(shared.job.id).dependants()) == 20
     await work(app)
     assert [await one.result(5) for one in totals] == [n + 3 for n in range(20)]
-    assert await app.waiting_for(shared.job.id) == []
+    assert await app.chain(shared.job.id).dependants() == []
 
 
 async def test_a_job_that_waits_may_be_waited_for(app: App) -> None:
@@ -164,7 +182,7 @@ async def test_what_is_freed_keeps_a_later_time_but_does_not_jump_the_queue(app:
     before = await give.enqueue(2)
     clock.advance("1m")
     job, *_ = await lease(app, total=1)
-    await app.tell_dependants([await complete(app, job, 1)])
+    await notify(app, [await complete(app, job, 1)])
     freed = await app.job(soon.job.id)
     assert (freed.state, freed.run_at) == (State.AVAILABLE, clock())
     assert await state_of(app, later) is State.SCHEDULED
@@ -207,7 +225,7 @@ def test_blocking_code_may_wait(app: App) -> None:
     total = add.options(after=one).enqueue_sync()
     [other] = app.enqueue_many_sync([add.options(after=[one, total]).call()])
     assert {total.job.state, other.job.state} == {State.PENDING}
-    app.portal.run(work(app))
+    app._engine.portal.run(work(app))
     assert (total.result_sync(5), other.result_sync(5)) == (1, 2)
     done = add.options(after=[total]).enqueue_sync()
     assert done.job.state is State.AVAILABLE
@@ -223,7 +241,7 @@ async def test_a_dead_blocker_leaves_its_dependants_waiting_and_a_replay_resumes
     await work(app)
     assert await state_of(app, total) is State.PENDING
     app.well = True  # type: ignore[attr-defined]
-    await app.replay(one.job.id)
+    await app.dead.replay(one.job.id)
     await work(app)
     assert await total.result(5) == 100
 
@@ -239,7 +257,7 @@ async def test_a_dead_blocker_fails_dependants_that_say_so(app: App, end: str) -
     await work(app)
     for waited in (total, beyond):
         job = await app.job(waited.job.id)
-        assert (job.state, job.reason, job.held_key) == (State.DISCARDED, "blocker failed", None)
+        assert (job.state, job.reason, job.stand) == (State.DISCARDED, "blocker failed", None)
         assert job.failures[-1]["type"] == "BlockerFailed"
     with pytest.raises(JobFailed, match=one.job.id):
         await total.result(5)
@@ -252,8 +270,8 @@ async def test_a_replayed_dependant_waits_again(app: App) -> None:
     total = await add.options(after=one, on_blocker_failure="fail").enqueue()
     await work(app)
     app.well = True  # type: ignore[attr-defined]
-    await app.replay(one.job.id)
-    again = await app.replay(total.job.id)
+    await app.dead.replay(one.job.id)
+    again = await app.dead.replay(total.job.id)
     assert again.job.state is State.PENDING
     await work(app)
     assert await total.result(5) == 100
@@ -315,7 +333,7 @@ async def test_a_blocker_that_fails_and_yields_hands_its_dependants_on(app: App,
     total = await add.options(after=first).enqueue()
     running = await start(app)
     behind = await give.enqueue(2)
-    await app.tell_dependants([await fail(app, running)])
+    await notify(app, [await fail(app, running)])
     assert (await app.job(total.job.id)).awaits == [behind.job.id]
     clock.advance("1m")
     await work(app)
@@ -366,11 +384,11 @@ async def test_a_successor_waits_for_its_predecessor_and_for_its_blockers(app: A
     behind = await add.options(after=[one, other]).enqueue(2)
     assert (behind.outcome, behind.job.state) == (Outcome.RERUN, State.PENDING)
     jobs = await lease(app)
-    await app.tell_dependants([await complete(app, jobs[0], 1)])
+    await notify(app, [await complete(app, jobs[0], 1)])
     await complete(app, running)
     promoted = await app.job(behind.job.id)
-    assert (promoted.state, promoted.held_key is not None) == (State.PENDING, True)
-    await app.tell_dependants([await complete(app, jobs[1], 2)])
+    assert (promoted.state, promoted.is_holder) == (State.PENDING, True)
+    await notify(app, [await complete(app, jobs[1], 2)])
     await work(app)
     assert await behind.result(5) == 5
 
@@ -381,7 +399,7 @@ async def test_a_successor_whose_blockers_come_first_still_waits_its_turn(app: A
     running = await start(app)
     one = await give.enqueue(1)
     behind = await add.options(after=one).enqueue(2)
-    await app.tell_dependants([await complete(app, await start(app), 1)])
+    await notify(app, [await complete(app, await start(app), 1)])
     assert await state_of(app, behind) is State.PENDING
     await complete(app, running)
     assert await state_of(app, behind) is State.AVAILABLE
@@ -407,7 +425,7 @@ async def test_a_successor_may_not_wait_for_what_waits_for_its_predecessor(app: 
     running = await start(app)
     with pytest.raises(BlockerCycle):
         await give.options(after=total).enqueue(2)
-    await app.tell_dependants([await complete(app, running, 1)])
+    await notify(app, [await complete(app, running, 1)])
     await work(app)
     assert await total.result(5) == 1
 
@@ -421,11 +439,17 @@ async def test_a_continuation_may_not_wait_for_its_own_successor(app: App) -> No
 
     one = await loop.enqueue()
     running = await start(app)
-    context = Context(app, running, None)
+    attempt = Attempt(app._engine, app._registry, running)
     behind = await inside(app, running, loop.enqueue)
     assert (behind.outcome, one.job.id) == (Outcome.RERUN, running.id)
-    with pytest.raises(BlockerCycle, match="its own chain"):
-        context.continue_with(add.options(after=behind).call())
+
+    async def handler(attempt: Attempt) -> Result:
+        attempt.context.continue_with(add.options(after=behind).call())
+        return attempt.complete(None)
+
+    result = await run_attempt(attempt, handler)
+    assert isinstance(result, Failed)
+    assert (result.error["type"], "its own chain" in result.error["message"]) == ("BlockerCycle", True)
 
 
 async def test_a_circle_that_two_requests_close_at_the_same_moment_is_broken(
@@ -438,10 +462,11 @@ async def test_a_circle_that_two_requests_close_at_the_same_moment_is_broken(
     newer = await give.options(after=two).enqueue(1)
     assert newer.outcome is Outcome.REPLACED
 
-    async def look_too_early(_app: App, _task: Any, request: Any) -> Any:
+    def look_too_early(request: Request, _own: Mapping[str, Job]) -> Flow[Request]:
+        yield from ()  # it asks nothing
         return request
 
-    monkeypatch.setattr(App, "_reaching", look_too_early)
+    monkeypatch.setattr(engine, "with_reach", look_too_early)
     last = await give.options(after=one).enqueue(2)
     ended = await app.job(last.job.id)
     assert (last.outcome, ended) == (Outcome.REPLACED, last.job)
@@ -449,7 +474,7 @@ async def test_a_circle_that_two_requests_close_at_the_same_moment_is_broken(
     assert [error["type"] for error in ended.failures] == ["BlockerCycle"]
     assert await state_of(app, two) is State.DISCARDED  # it said that it would fail with its blocker
     assert [await state_of(app, job) for job in (newer, one)] == [State.PENDING] * 2  # these said: wait
-    assert (await app.sweep())[1] == 0
+    assert (await app.maintenance.sweep())[1] == 0
 
 
 async def test_a_continuation_that_came_to_wait_for_its_own_chain_ends_it(app: App) -> None:
@@ -459,14 +484,14 @@ async def test_a_continuation_that_came_to_wait_for_its_own_chain_ends_it(app: A
     root = await add.enqueue()
     behind = await add.options(after=root, on_blocker_failure="fail").enqueue()
     [running] = [job for job in await lease(app) if job.id == root.job.id]
-    context = Context(app, running, None)
-    context.continue_with(add.options(after=blocker).call(1))
+    attempt = Attempt(app._engine, app._registry, running)
+    attempt.context.continue_with(add.options(after=blocker).call(1))
     newer = await give.options(after=behind).enqueue(2)
     assert newer.outcome is Outcome.REPLACED
-    done = completed(context, 0)
+    done = attempt.complete(0)
     await settled(app, running, done)
     assert done.continuation is not None
-    await app.expect_blockers(done.continuation)
+    await expect_blockers(app, done.continuation)
     tail = await app.job(done.continuation.id)
     assert (tail.chain_id, tail.state, tail.reason) == (root.job.id, State.DISCARDED, "blocker cycle")
     assert await state_of(app, behind) is State.DISCARDED
@@ -568,18 +593,19 @@ async def test_the_sweep_brings_news_that_a_dying_worker_did_not(app: App) -> No
     total = await add.options(after=one).enqueue()
     await run(app, 1)  # and nobody is told
     assert await state_of(app, total) is State.PENDING
-    assert await app.sweep() == (0, 1)
+    assert await app.maintenance.sweep() == (0, 1)
     assert await state_of(app, total) is State.AVAILABLE
-    assert await app.sweep() == (0, 0)
+    assert await app.maintenance.sweep() == (0, 0)
 
 
 async def test_the_sweep_notes_what_a_dying_client_did_not(app: App) -> None:
     add, give = adder(app), number(app)
     one = await give.enqueue(1)
-    request = await app._reaching(add, add.options(after=one).request((), {}))  # noqa: SLF001 - and then it dies
-    await app.store.apply([admission_step(request)])
+    request = builder_of(add.options(after=one)).request((), {})
+    request = await app._engine.run_flow(with_reach(request, {}))  # and then it dies
+    await app._engine.store.apply([admission_step(request)])
     assert not (await app.job(one.job.id)).traits & Trait.AWAITED
-    assert await app.sweep() == (0, 0)
+    assert await app.maintenance.sweep() == (0, 0)
     assert (await app.job(one.job.id)).traits & Trait.AWAITED
     await work(app)
     assert (await app.job(request.job.id)).state is State.COMPLETED
@@ -590,20 +616,20 @@ async def test_a_chain_that_somebody_waits_for_is_not_deleted_or_pruned(app: App
     one, other = await give.enqueue(1), await give.options(delay="30d").enqueue(2)
     total = await add.options(after=[one, other]).enqueue()
     (job,) = await lease(app)
-    await app.tell_dependants([await complete(app, job, 1)])
-    with pytest.raises(InvalidCall, match=f"1 jobs wait for job {one.job.id}, such as {total.job.id}"):
+    await notify(app, [await complete(app, job, 1)])
+    with pytest.raises(InvalidCall, match=f"Job {total.job.id} waits for job {one.job.id}: cancel that"):
         await app.delete(one.job.id)
-    with pytest.raises(InvalidCall, match="wait for job"):
+    with pytest.raises(InvalidCall, match="waits for job"):
         await one.chain.delete()
     clock.advance("31d")
-    assert await app.prune() == 0
-    await app.tell_dependants([await complete(app, await start(app), 2)])
+    assert await app.maintenance.prune() == 0
+    await notify(app, [await complete(app, await start(app), 2)])
     clock.advance("31d")
-    assert await app.prune() == 0  # it may run now, and will read what it has waited for
+    assert await app.maintenance.prune() == 0  # it may run now, and will read what it has waited for
     await work(app)
     assert await total.result(5) == 3
     clock.advance("31d")
-    assert await app.prune() == 3
+    assert await app.maintenance.prune() == 3
 
 
 async def test_a_chain_may_be_deleted_by_force(app: App) -> None:
@@ -611,7 +637,7 @@ async def test_a_chain_may_be_deleted_by_force(app: App) -> None:
     one = await give.enqueue(1)
     total = await add.options(after=one).enqueue()
     await app.delete(one.job.id, force=True)
-    await app.sweep()
+    await app.maintenance.sweep()
     assert await state_of(app, total) is State.PENDING
 
 
@@ -621,17 +647,20 @@ async def test_who_waits_is_found_by_what_it_waits_for(app: App) -> None:
     first = await add.options(after=ones[:2]).enqueue(1)
     second = await add.options(after=ones[1:]).enqueue(2)
 
-    async def found(**wanted: Any) -> list[str]:
-        jobs: list[Job] = await app.store.find(Filter(newest_first=False, **wanted))
-        return [job.id for job in jobs]
+    async def awaiting(chains: list[str], **page: int) -> list[str]:
+        found = await app._engine.store.find(Awaiting(namespace=app.namespace, chains=chains, **page))
+        return [job.id for job in found]
+
+    async def blocked() -> list[str]:
+        return [job.id for job in await app._engine.store.find(Blocked(namespace=app.namespace))]
 
     chains = [one.job.id for one in ones]
-    assert await found(awaits=chains[:1]) == [first.job.id]
-    assert await found(awaits=chains) == [first.job.id, second.job.id]
-    assert await found(awaits=chains, limit=1) == [first.job.id]
-    assert await found(awaits=chains, limit=1, offset=1) == [second.job.id]
-    assert await found(blocked=True) == [first.job.id, second.job.id]
+    assert await awaiting(chains[:1]) == [first.job.id]
+    assert await awaiting(chains) == [first.job.id, second.job.id]
+    assert await awaiting(chains, limit=1) == [first.job.id]
+    assert await awaiting(chains, limit=1, offset=1) == [second.job.id]
+    assert await blocked() == [first.job.id, second.job.id]
     await app.delete(first.job.id)
-    assert await found(awaits=chains) == [second.job.id]
+    assert await awaiting(chains) == [second.job.id]
     await work(app)
-    assert await found(awaits=chains) == await found(blocked=True) == []
+    assert await awaiting(chains) == await blocked() == []

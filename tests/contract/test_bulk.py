@@ -35,6 +35,16 @@ async def test_case_27_one_key_three_times_under_replace_leaves_one(app: App) ->
     assert (await run(app)).arguments["text"] == "c"
 
 
+async def test_requests_of_one_loop_turn_are_decided_one_by_one(app: App) -> None:
+    mail = mailer(app, Unique(by="to"))
+    held = await mail.enqueue(1)
+    admissions = await asyncio.gather(*(mail.enqueue(to) for to in (1, 2, 2, 3, 1)))
+    assert [admissions[at].job.id for at in (0, 4)] == [held.job.id] * 2
+    assert sorted(admissions[at].outcome for at in (1, 2)) == [Outcome.CREATED, Outcome.KEPT]
+    assert admissions[1].job.id == admissions[2].job.id
+    assert admissions[3].outcome is Outcome.CREATED
+
+
 async def test_inner_duplicates_are_merged(app: App) -> None:
     mail = mailer(app, Unique.coalesce(by="to", merge={"text": "append"}))
     await app.enqueue_many([mail.call(1, [number]) for number in range(5)])

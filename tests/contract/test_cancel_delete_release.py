@@ -1,10 +1,12 @@
 """Ending and freeing by hand: cancel, delete, release (rule 4; cases 38, 58, 63)."""
 
 import asyncio
+from operator import attrgetter
 
 import pytest
 
 from onejob import App, Outcome, State, Unique
+from onejob.core.job import Stand
 from onejob.errors import InvalidCall, JobCancelled, UnknownJob
 from onejob.testing import Clock
 from tests.contract.steps import complete, everything, fail, hand_back, lease, live, mailer, run, start, stop
@@ -111,10 +113,10 @@ async def test_case_58_a_cancelled_job_is_cancelled_for_every_caller(app: App) -
             await admission.result()
 
 
-@pytest.mark.parametrize("verb", ["cancel", "delete", "replay", "job"])
+@pytest.mark.parametrize("verb", ["cancel", "delete", "dead.replay", "job"])
 async def test_an_unknown_job_is_told(app: App, verb: str) -> None:
     with pytest.raises(UnknownJob, match="0190"):
-        await getattr(app, verb)("0190")
+        await attrgetter(verb)(app)("0190")
 
 
 # ── delete ────────────────────────────────────────────────────────────────────────────────────────
@@ -140,7 +142,7 @@ async def test_delete_promotes_the_successor(app: App) -> None:
     assert successor.job.state is State.PENDING
     await app.delete(waiting.job.id)
     promoted = await app.job(successor.job.id)
-    assert (promoted.held_key, promoted.next_key) == (successor.job.key, None)
+    assert (promoted.key, promoted.stand) == (successor.job.key, Stand.HOLDER)
     assert promoted.state is State.SCHEDULED
 
 

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from onejob import App, Job, Outcome, State, Unique
-from onejob.job import alter
-from onejob.lifecycle import Completed
-from onejob.policy import OnConflict
-from onejob.stores.contract import Filter
+from onejob.core.job import Trait, alter
+from onejob.core.policy import OnConflict
+from onejob.core.runs import Completed
+from onejob.stores.queries import OfChain
 from onejob.testing import Clock
 from tests.contract.steps import BACKOFF, complete, everything, fail, lease, live, mailer, run, settle, start
 
@@ -36,7 +36,7 @@ async def test_the_hold_travels_to_the_continuation(app: App, clock: Clock) -> N
     clock.advance("1m")
     then = await continued(app, running)
     assert (then.chain_id, then.chain_index, then.parent_id) == (first.job.id, 1, first.job.id)
-    assert (then.key, then.held_key) == (first.job.key, first.job.key)
+    assert (then.key, then.is_holder) == (first.job.key, True)
     assert (then.held_at, then.holds_until) == (
         first.job.held_at,
         first.job.holds_until,
@@ -44,7 +44,7 @@ async def test_the_hold_travels_to_the_continuation(app: App, clock: Clock) -> N
     assert then.state is State.AVAILABLE
 
     done = await app.job(first.job.id)
-    assert (done.state, done.held_key, done.result) == (State.COMPLETED, None, b'"step done"')
+    assert (done.state, done.stand, done.result) == (State.COMPLETED, None, b'"step done"')
 
 
 async def test_the_key_is_held_until_the_last_job_ends(app: App) -> None:
@@ -115,7 +115,8 @@ async def test_a_chain_that_has_started_counts_as_active_whatever_its_jobs_state
     newcomer = await mail.enqueue(1, "b")
     assert newcomer.outcome is Outcome.RERUN
     assert newcomer.job.state is State.PENDING
-    assert await app.job(then.id) == before  # the continuation's own payload is untouched
+    after = await app.job(then.id)
+    assert after == alter(before, traits=before.traits | Trait.HAS_SUCCESSOR)  # its payload is untouched
 
 
 async def test_a_waiting_chain_is_not_bumped(app: App) -> None:
@@ -141,8 +142,9 @@ async def test_a_completion_that_is_repeated_makes_no_second_continuation(app: A
     running = await start(app)
     then, again = await next_job(app), await next_job(app)
     await complete(app, running, then=then)
-    assert await settle(app, running, Completed(None, again)) is None
-    chain = await app.store.find(Filter(chain_id=running.chain_id, newest_first=False))
+    repeated = await settle(app, running, Completed(None, again))
+    assert repeated == await app.job(running.id)
+    chain = await app._engine.store.find(OfChain(namespace="", chain_id=running.chain_id))
     assert [(job.id, job.chain_index) for job in chain] == [(running.id, 0), (then.id, 1)]
 
 
@@ -150,7 +152,7 @@ async def test_a_continuation_of_a_job_without_a_key(app: App) -> None:
     mail = mailer(app)
     first = await mail.enqueue(1)
     then = await continued(app, await start(app))
-    assert (then.key, then.held_key, then.chain_id) == (None, None, first.job.id)
+    assert (then.key, then.stand, then.chain_id) == (None, None, first.job.id)
     assert (await run(app)).id == then.id
 
 
@@ -160,10 +162,10 @@ async def test_a_continuations_own_policy_is_not_used(app: App) -> None:
     mail = mailer(app, Unique(by="to"))
     first = await mail.enqueue(1)
     jobs = {job.id: job for job in await lease(app)}
-    then = alter(held.job, id=first.job.id[:-1] + "x", held_key=None)
+    then = alter(held.job, id=first.job.id[:-1] + "x", stand=None)
     await complete(app, jobs[first.job.id], then=then)
     assert (await app.job(then.id)).key == first.job.key
-    assert (await app.job(held.job.id)).held_key == held.job.key
+    assert (await app.job(held.job.id)).is_holder
 
 
 async def test_a_run_told_to_stop_starts_no_continuation(app: App) -> None:
@@ -179,7 +181,7 @@ async def test_until_start_lets_go_at_the_first_start_of_the_chain(app: App) -> 
     mail = mailer(app, Unique.until_executing(by="to"))
     await mail.enqueue(1)
     then = await continued(app, await start(app))
-    assert then.held_key is None
+    assert not then.is_holder
     assert (await mail.enqueue(1)).outcome is Outcome.CREATED
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from onejob import App, Call, Outcome, Retry, State, Unique, chain, current
+from onejob import App, Outcome, Retry, State, Unique, chain, current
 from onejob.errors import (
     InvalidCall,
     JobCancelled,
@@ -154,7 +154,7 @@ async def test_a_continuation_with_wrong_arguments_fails_the_run_that_asks(app: 
 
     @app.task(retry=Retry.never())
     async def first() -> None:
-        current().continue_with(Call(count, ("too", "many", "arguments"), {}))
+        current().continue_with(count.step("too", "many", "arguments"))
 
     one = await first.enqueue()
     await work(app)
@@ -424,7 +424,7 @@ async def test_a_chains_failure_is_its_last_jobs(app: App) -> None:
     assert await one.chain.status() is State.DISCARDED
     with pytest.raises(JobFailed):
         await one.chain.result(5)
-    assert (await app.replay(second.id)).outcome is Outcome.CREATED
+    assert (await app.dead.replay(second.id)).outcome is Outcome.CREATED
     await work(app)
     assert await one.chain.result(5) == 0
 
@@ -432,7 +432,7 @@ async def test_a_chains_failure_is_its_last_jobs(app: App) -> None:
 def test_blocking_code_awaits_chains(app: App) -> None:
     count = counter(app)
     one = chain(count.call("a", 2), count.step("b")).enqueue_sync()
-    app.portal.run(work(app))
+    app._engine.portal.run(work(app))
     assert one.chain.result_sync(5) == 0
     assert one.chain.status_sync() is State.COMPLETED
 
@@ -441,10 +441,10 @@ async def test_tails_of_chains_in_input_order(app: App) -> None:
     count = counter(app)
     long, short = await count.enqueue("a", 12), await count.enqueue("b", 0)
     await work(app)
-    tails = await app.store.tails([short.job.id, "not there", long.job.id])
+    tails = await app._engine.store.tails([short.job.id, "not there", long.job.id])
     assert [tail and (tail.chain_id, tail.chain_index) for tail in tails] == [
         (short.job.id, 0),
         None,
         (long.job.id, 12),
     ]
-    assert await app.store.tails([]) == []
+    assert await app._engine.store.tails([]) == []

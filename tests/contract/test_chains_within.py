@@ -26,7 +26,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 async def app(place: str) -> AsyncIterator[App]:
     async with App(place) as app:
-        app.migrate()
+        app.maintenance.migrate()
         yield app
 
 
@@ -140,11 +140,11 @@ async def test_a_batch_and_what_follows_it_are_one_act(app: App, place: str) -> 
 
 def test_the_same_from_blocking_code(place: str) -> None:
     app = App(place)
-    app.migrate()
+    app.maintenance.migrate()
     number, add = tasks(app)
     with transaction(place) as connection:
         one = number.options(connection=connection).enqueue_sync(1)
         total = add.options(connection=connection, after=[one]).enqueue_sync(10)
-    app.portal.run(work(app))
+    app._engine.portal.run(work(app))
     assert total.result_sync(5) == 11
     app.close_sync()

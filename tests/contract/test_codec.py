@@ -12,35 +12,34 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
-from cryptography.fernet import Fernet
 from redis import Redis
 from redis.cluster import RedisCluster
 
 from onejob import App, Discard, Job, Outcome, Retry, State, Unique, chain, current
-from onejob.codec import FernetCodec
+from onejob.core.job import SEALED, alter
+from onejob.engine.sealing import AesGcmCodec
 from onejob.errors import InvalidCall, InvalidPolicy, JobFailed, PayloadMismatch, Unsealable
-from onejob.job import SEALED
-from onejob.stores.contract import Store
+from onejob.stores.contract import FullStore as Store
 from onejob.stores.memory import MemoryStore
 from onejob.testing import Clock, drain
-from onejob.ticking import Ticker
+from onejob.worker.ticker import Ticker
 from tests.contract.conftest import STORES
 from tests.contract.steps import RETRY, discard, everything, lease, mailer, run, start
 
 MARKER = "Zimtschnecke"  # stands in no clear text that a store has
-OLD, NEW, WRONG = (Fernet.generate_key() for _ in range(3))
-SECRET = "pepper"
+OLD, NEW, WRONG = (AesGcmCodec.generate_key() for _ in range(3))
+SECRET = "pepper and coarse salt"
 
 
 @pytest.fixture
 async def app(store: Store) -> AsyncIterator[App]:
-    async with App(store=store, codec=FernetCodec(OLD), secret=SECRET) as app:
+    async with App(store=store, codec=AesGcmCodec(OLD), secret=SECRET) as app:
         yield app
 
 
-def other(app: App, *keys: bytes) -> App:
+def other(app: App, *keys: str) -> App:
     """Make an app on the same store that has other keys, or none."""
-    return App(store=app.store, codec=FernetCodec(*keys) if keys else None, secret=SECRET)
+    return App(store=app._engine.store, codec=AesGcmCodec(*keys) if keys else None, secret=SECRET)
 
 
 # ── what a store has ──────────────────────────────────────────────────────────────────────────────
@@ -49,9 +48,9 @@ def other(app: App, *keys: bytes) -> App:
 def in_memory(store: MemoryStore) -> bytes:
     """Write out all that it is made of; a job hides its arguments from repr."""
     parts = vars(store)
-    book = parts["_book"]
+    book = parts["_rows"]
     records = [msgspec.structs.astuple(one) for one in (*book.jobs.values(), *book.marks.values())]
-    return repr((records, parts["_settings"], parts["_tallies"])).encode()
+    return repr((records, parts["_settings"], parts["_tallies"], parts["_observations"])).encode()
 
 
 def in_files(folder: Path) -> bytes:
@@ -124,6 +123,7 @@ async def carry_all(app: App) -> None:
 
 async def test_nothing_that_a_job_carries_is_in_clear(app: App, contents: Callable[[], bytes]) -> None:
     await carry_all(app)
+    app._engine.counters.flush()  # what was absorbed and recorded is in the store, too
     found = contents()
     assert MARKER.encode() not in found
     assert b"onejob:sealed" in found
@@ -328,9 +328,9 @@ async def test_a_schedule_seals_its_arguments(app: App, clock: Clock) -> None:
     await app.schedules.add("hourly", mail.call("a", MARKER), "0 * * * *")
     await app.schedules.pause("hourly")
     await app.schedules.resume("hourly")
-    await Ticker(app).tick()
+    await Ticker(app._engine, app._registry).tick()
     clock.advance("1h")
-    await Ticker(app).tick()
+    await Ticker(app._engine, app._registry).tick()
     [job] = await everything(app)
     assert app.reveal(job).arguments == {"to": "a", "text": MARKER}
     await drain(app)
@@ -340,10 +340,10 @@ async def test_a_schedule_seals_its_arguments(app: App, clock: Clock) -> None:
 async def test_ticks_of_a_schedule_have_one_payload(app: App, clock: Clock) -> None:
     mail = mailer(app)
     await app.schedules.add("hourly", mail.call("a"), "0 * * * *", overlap=Unique(on_conflict="replace"))
-    await Ticker(app).tick()
+    await Ticker(app._engine, app._registry).tick()
     for _ in range(2):
         clock.advance("1h")
-        await Ticker(app).tick()
+        await Ticker(app._engine, app._registry).tick()
     first, second = await everything(app)
     assert first.payload_digest == second.payload_digest
 
@@ -402,19 +402,19 @@ async def test_letters_of_one_error_are_one_group(app: App) -> None:
     await failed(app)
     await app.tasks["explode"].enqueue("other")
     await drain(app)
-    [group] = await app.dead_groups()
+    [group] = await app.dead.groups()
     assert (group.count, group.error, group.message) == (2, "ValueError", "sealed")
 
 
 async def test_a_letter_is_replayed_as_it_is(app: App) -> None:
     letter = await failed(app)
-    admission = await app.replay(letter.id)
+    admission = await app.dead.replay(letter.id)
     assert admission.job.args == letter.args
 
 
 async def test_a_letter_is_replayed_with_other_arguments(app: App) -> None:
     letter = await failed(app)
-    admission = await app.replay(letter.id, args={"harmless": True})
+    admission = await app.dead.replay(letter.id, args={"harmless": True})
     assert admission.job.is_sealed
     assert app.reveal(admission.job).arguments == {"text": MARKER, "harmless": True}
     await drain(app)
@@ -426,11 +426,11 @@ async def test_an_edit_that_makes_other_work_is_refused(app: App) -> None:
     await mail.enqueue("a", MARKER)
     letter = await discard(app)
     with pytest.raises(InvalidCall, match="key or the version"):
-        await app.replay(letter.id, args={"to": "b"})
+        await app.dead.replay(letter.id, args={"to": "b"})
     wrong = other(app, WRONG)
     mailer(wrong, Unique(by="to"))
     with pytest.raises(Unsealable):
-        await wrong.replay(letter.id, args={"text": "y"})
+        await wrong.dead.replay(letter.id, args={"text": "y"})
     assert await app.job(letter.id) == letter
 
 
@@ -450,7 +450,7 @@ async def test_a_new_key_seals_and_the_old_one_still_unseals(app: App) -> None:
 
 @pytest.mark.parametrize("keys", [(WRONG,), ()])
 async def test_a_job_that_cannot_be_unsealed_fails_and_keeps_its_payload(
-    app: App, clock: Clock, keys: tuple[bytes, ...]
+    app: App, clock: Clock, keys: tuple[str, ...]
 ) -> None:
     admission = await mailer(app).enqueue("a", MARKER)
     wrong = other(app, *keys)
@@ -470,13 +470,13 @@ async def test_a_job_that_cannot_be_unsealed_fails_and_keeps_its_payload(
         await drain(wrong)
     letter = await app.job(admission.job.id)
     assert (letter.state, letter.args, ran) == (State.DISCARDED, admission.job.args, [])
-    replayed = await app.replay(letter.id)
+    replayed = await app.dead.replay(letter.id)
     await drain(app)
     assert await replayed.result() == f"a: {MARKER}"
 
 
 @pytest.mark.parametrize("keys", [(WRONG,), ()])
-async def test_a_result_that_cannot_be_unsealed_says_so(app: App, keys: tuple[bytes, ...]) -> None:
+async def test_a_result_that_cannot_be_unsealed_says_so(app: App, keys: tuple[str, ...]) -> None:
     admission = await mailer(app).enqueue("a", MARKER)
     await drain(app)
     with pytest.raises(Unsealable, match=f"The result of job {admission.job.id} cannot be unsealed"):
@@ -485,12 +485,62 @@ async def test_a_result_that_cannot_be_unsealed_says_so(app: App, keys: tuple[by
         other(app, *keys).reveal(await app.job(admission.job.id))
 
 
-async def test_what_was_enqueued_before_there_was_a_codec_still_runs(app: App) -> None:
+async def test_what_was_enqueued_before_there_was_a_codec_runs_where_that_is_accepted(app: App) -> None:
+    admission = await mailer(other(app)).enqueue("a", MARKER)
+    assert not admission.job.is_sealed
+    accepting = App(store=app._engine.store, codec=AesGcmCodec(OLD), secret=SECRET, accept_clear=True)
+    mailer(accepting)
+    await drain(accepting)
+    assert await accepting.chain(admission.job.chain_id).result() == f"a: {MARKER}"
+    assert await app.chain(admission.job.chain_id).result() == f"a: {MARKER}"  # the result is sealed
+
+
+async def test_clear_text_is_refused_where_payloads_are_sealed(app: App) -> None:
     admission = await mailer(other(app)).enqueue("a", MARKER)
     mailer(app)
     await drain(app)
-    assert not admission.job.is_sealed
-    assert await app.chain(admission.job.chain_id).result() == f"a: {MARKER}"
+    job = await app.job(admission.job.id)
+    assert job.state is State.RETRYABLE
+    assert "is in clear text, which an app with a codec does not accept" in job.failures[0]["message"]
+    with pytest.raises(Unsealable, match="accept_clear=True"):
+        app.reveal(job)
+
+
+async def test_a_payload_that_was_moved_to_another_place_is_refused(app: App) -> None:
+    mail = mailer(app)
+    one, two = (await mail.enqueue("a", MARKER)).job, (await mail.enqueue("b")).job
+    assert app.reveal(one).arguments["text"] == MARKER
+    for moved in (
+        alter(two, args=one.args),
+        alter(one, task="other"),
+        alter(one, namespace="other"),
+        alter(one, result=one.args),
+    ):
+        with pytest.raises(Unsealable, match="was changed, or belongs to another job"):
+            app.reveal(moved)
+
+
+async def test_an_updated_payload_belongs_to_the_job_that_has_it(app: App) -> None:
+    mail = mailer(app, Unique.coalesce(by="to"))
+    first = await mail.enqueue("a", "old")
+    newer = await mail.enqueue("a", MARKER)
+    assert (newer.outcome, newer.job.id, newer.job.is_sealed) == (Outcome.UPDATED, first.job.id, True)
+    assert app.reveal(newer.job).arguments["text"] == MARKER
+    await drain(app)
+    assert await first.result() == f"a: {MARKER}"
+
+
+async def test_the_name_of_sealed_values_is_reserved(store: Store) -> None:
+    async with App(store=store) as app:
+
+        @app.task(retry=Retry.never())
+        async def show() -> dict[str, str]:
+            return {"onejob:sealed": "not really"}
+
+        admission = await show.enqueue()
+        await drain(app)
+        with pytest.raises(JobFailed, match="'onejob:sealed' is reserved"):
+            await admission.result()
 
 
 async def test_a_schedule_that_cannot_be_unsealed_holds_nobody_up(app: App, clock: Clock) -> None:
@@ -498,18 +548,18 @@ async def test_a_schedule_that_cannot_be_unsealed_holds_nobody_up(app: App, cloc
     await app.schedules.add("sealed", mail.call("a", MARKER), "0 * * * *")
     wrong = other(app, WRONG)
     await wrong.schedules.add("fine", mailer(wrong).call("b"), "0 * * * *")
-    ticker = Ticker(wrong)
+    ticker = Ticker(wrong._engine, wrong._registry)
     await ticker.tick()
     clock.advance("1h")
     await ticker.tick()
     assert [job.metadata["cron"] for job in await everything(app)] == ["fine"]
-    await Ticker(app).tick()
+    await Ticker(app._engine, app._registry).tick()
     assert [job.metadata["cron"] for job in await everything(app)] == ["fine", "sealed"]
 
 
 async def test_a_codec_that_breaks_fails_the_request(store: Store) -> None:
     async with App(store=store, codec=Broken(), secret=SECRET) as app:
-        with pytest.raises(ConnectionError):
+        with pytest.raises(InvalidCall, match="The codec cannot seal a payload: ConnectionError"):
             await mailer(app).enqueue("a")
         assert await everything(app) == []
 
@@ -517,7 +567,7 @@ async def test_a_codec_that_breaks_fails_the_request(store: Store) -> None:
 async def test_a_codec_that_breaks_does_not_hide_that_a_run_failed(store: Store) -> None:
     async with App(store=store, secret=SECRET) as clear:
         admission = await mailer(clear).enqueue("a")
-    async with App(store=store, codec=Broken(), secret=SECRET) as app:
+    async with App(store=store, codec=Broken(), secret=SECRET, accept_clear=True) as app:
 
         @app.task(name="mail", retry=Retry.never())
         async def mail(to: str, text: str) -> None:
@@ -532,11 +582,48 @@ async def test_a_codec_that_breaks_does_not_hide_that_a_run_failed(store: Store)
 class Broken:
     """A codec whose service is away."""
 
-    def seal(self, clear: bytes) -> bytes:
-        raise ConnectionError(len(clear))
+    def seal(self, clear: bytes, context: bytes) -> bytes:
+        raise ConnectionError(len(clear + context))
 
-    def unseal(self, sealed: bytes) -> bytes:
-        raise ConnectionError(len(sealed))
+    def unseal(self, sealed: bytes, context: bytes) -> bytes:
+        raise ConnectionError(len(sealed + context))
+
+
+# ── secrets that differ ───────────────────────────────────────────────────────────────────────────
+
+NOTICED = "another process has used another secret in this namespace"
+
+
+@pytest.mark.parametrize("where", ["enqueue", "worker"])
+async def test_a_second_process_with_another_secret_notices_at_its_start(
+    store: Store, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    first, second = (App(store=store, secret=f"a secret of process {n}") for n in (1, 2))
+    async with first, second:
+        await mailer(first).enqueue("a")
+        assert NOTICED not in caplog.text
+        mail = mailer(second)
+        if where == "enqueue":
+            await mail.enqueue("a")
+        else:
+            await drain(second)
+        assert caplog.text.count(NOTICED) == 1
+        for app in (first, second):
+            [finding] = [one for one in await app.doctor() if one.check == "secret"]
+            assert finding.level == "warn"
+
+
+async def test_a_secret_that_is_no_longer_used_is_forgotten(
+    store: Store, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with App(store=store, secret="the secret of before") as before:
+        await mailer(before).enqueue("a")
+    clock.advance("8d")
+    async with App(store=store, secret="the secret of today") as app:
+        await mailer(app).enqueue("a")
+        assert NOTICED not in caplog.text
+        [finding] = [one for one in await app.doctor() if one.check == "secret"]
+        assert finding.level == "ok"
 
 
 # ── what is refused ───────────────────────────────────────────────────────────────────────────────
@@ -560,7 +647,7 @@ def test_a_sealed_payload_begins_as_json_does() -> None:
 @pytest.fixture(params=["sqlite", "postgres"])
 async def transacting(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[App]:
     store = STORES[request.param](request, clock)
-    async with App(store=store, codec=FernetCodec(OLD), secret=SECRET) as app:
+    async with App(store=store, codec=AesGcmCodec(OLD), secret=SECRET) as app:
         yield app
 
 

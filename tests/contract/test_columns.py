@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from onejob import App, Job, State
-from onejob.job import alter
-from onejob.lifecycle import arrive
-from onejob.stores.contract import Step
+from onejob.core.job import Merging, Replay, Retention, Stand, alter
+from onejob.core.manual import arrive
+from onejob.core.step import Step
 from onejob.testing import Clock
 from tests.contract.steps import mailer
 
@@ -20,7 +20,7 @@ RARE: dict[str, Any] = {
     "attempt": 3,
     "started_at": timedelta(seconds=1),
     "finished_at": timedelta(seconds=2),
-    "next_key": KEY,
+    "stand": Stand.SUCCESSOR,
     "within": 60.5,
     "holds_until": timedelta(minutes=1),
     "latest_at": timedelta(minutes=2),
@@ -41,16 +41,23 @@ RARE: dict[str, Any] = {
     "arrived": b"1",
     "parent_id": "a parent",
     "following": b"[1]",
+    "trace": b'{"traceparent":"00-1-2-01"}',
     "chain_index": 1,
     "traits": 16,
     "holds": 31,
     "key": KEY,
-    "held_key": KEY,
+    "revision": 12,
+    "kept_until": timedelta(days=7),
+    "replay": Replay(times=2),
+    "retention": Retention(completed=1.5),
+    "merging": Merging((("ids", "union"),), 7),
     "held_at": timedelta(seconds=3),
+    "newer_policy": b'{"colour":"red"}',
+    "newer_more": b'{"weights":[1,{"a":2}]}',
 }
 
-KEYED = {"held_key", "next_key"}
-STATES = {"finished_at": State.COMPLETED, "next_key": State.PENDING, "blockers": State.PENDING}
+KEYED = {"stand"}
+STATES = {"finished_at": State.COMPLETED, "stand": State.PENDING, "blockers": State.PENDING}
 
 
 def test_every_field_that_may_be_left_out_has_a_case() -> None:
@@ -66,13 +73,13 @@ async def test_a_job_is_kept_as_it_is(app: App, clock: Clock, name: str) -> None
     await app.delete(ahead.id)
     value = clock() + RARE[name] if isinstance(RARE[name], timedelta) else RARE[name]
     job = alter(plain, state=STATES.get(name, plain.state), key=KEY if name in KEYED else None)
-    job = alter(job, **{name: value})
-    if name == "next_key":  # it waits behind somebody
-        await put(app, alter(ahead, key=KEY, held_key=KEY))
+    job = msgspec.structs.replace(job, **{name: value})
+    if name == "stand":  # it waits behind a holder
+        await put(app, alter(ahead, key=KEY, stand=Stand.HOLDER))
     await put(app, job)
-    assert await app.store.get([job.id]) == [job]
+    assert await app._engine.store.get([job.id]) == [job]
 
 
 async def put(app: App, job: Job) -> None:
     """Write a job as it is."""
-    await app.store.apply([Step(partial(arrive, job=job, mark=None), key=job.key)])
+    await app._engine.store.apply([Step(partial(arrive, job=job, mark=None), key=job.key)])

@@ -26,11 +26,11 @@ from onejob.errors import (
     StoreUnavailable,
     Superseded,
 )
-from onejob.stores.contract import Store
+from onejob.stores.contract import FullStore as Store
 from onejob.stores.memory import MemoryStore
+from onejob.stores.postgres.store import PostgresStore
 from onejob.stores.redis.store import RedisStore
-from onejob.stores.sql.postgres.store import PostgresStore
-from onejob.stores.sql.sqlite import SQLiteStore
+from onejob.stores.sqlite.store import SQLiteStore
 from onejob.testing import Clock, drain
 from tests.contract.steps import RETRY, everything, inside, start
 
@@ -66,7 +66,7 @@ def store(place: str, clock: Clock) -> Store:
 
 @pytest.fixture
 def ledger(app: App, place: str) -> Iterator[Ledger]:
-    app.migrate()
+    app.maintenance.migrate()
     with closing(connect(place)) as outside:
         yield Ledger(place, outside.execute)
 
@@ -141,7 +141,7 @@ async def test_the_writes_the_result_and_the_completion_commit_together(
     worker = app.worker(drain=True)
     await worker.run()
     job = await only(app)
-    assert (job.state, job.attempt, job.held_key) == (State.COMPLETED, 1, None)
+    assert (job.state, job.attempt, job.stand) == (State.COMPLETED, 1, None)
     assert await answer.result(timeout=5) == "noted 1 0"
     assert ledger.rows == [ROW]
     assert worker.ended == {"completed": 1}
@@ -187,8 +187,8 @@ async def test_the_hold_is_freed_and_the_successor_promoted_by_the_same_commit(
     assert behind.state is State.PENDING
     await handle(app, running)
     [first, second] = await everything(app)
-    assert (first.state, first.held_key) == (State.COMPLETED, None)
-    assert (second.id, second.state, second.held_key) == (behind.id, State.AVAILABLE, running.key)
+    assert (first.state, first.stand) == (State.COMPLETED, None)
+    assert (second.id, second.state, second.is_holder) == (behind.id, State.AVAILABLE, True)
     assert ledger.rows == [ROW]
 
 
@@ -371,7 +371,7 @@ async def test_a_run_that_was_taken_over_leaves_no_write(
     await kind(app).enqueue(1)
     slow = await start(app, worker="slow")
     clock.advance("1h")
-    await app.sweep()
+    await app.maintenance.sweep()
     clock.advance("1h")
     quick = await start(app, worker="quick")
     assert (quick.id, quick.token) == (slow.id, slow.token + 1)
@@ -395,7 +395,7 @@ async def test_a_run_whose_job_was_taken_back_leaves_no_write(
     await kind(app).enqueue(1)
     slow = await start(app)
     clock.advance("1h")
-    await app.sweep()
+    await app.maintenance.sweep()
     with pytest.raises(LeaseLost):
         await handle(app, slow)
     assert ((await only(app)).state, ledger.rows) == (State.RETRYABLE, [])
@@ -459,8 +459,8 @@ async def test_a_cancelled_run_rolls_back(app: App, ledger: Ledger) -> None:
     await note.enqueue()
     async with app.worker() as worker:
         await inside_block.wait()
-        [run] = worker._runs.values()  # noqa: SLF001 - as _watch does; cancel() would wait for SQLite's writer
-        worker._interrupt(run, "cancelled")  # noqa: SLF001
+        [run] = worker._runs.values()
+        run.stop("cancelled")
     assert ((await only(app)).state, ledger.rows) == (State.CANCELLED, [])
 
 
@@ -561,8 +561,8 @@ async def test_a_handler_that_goes_on_afterwards_is_not_stopped(
     async with app.worker() as worker:
         await completed.wait()
         clock.advance("1h")
-        await worker._renew()  # noqa: SLF001 - rather than wait for it
-        await worker._watch()  # noqa: SLF001
+        await worker._upkeep.renew()
+        await worker._upkeep.watch()
         may_go.set()
     assert ended.is_set()
     assert worker.ended == {"completed": 1}
@@ -576,7 +576,7 @@ class Faulty:
     """A store whose next transaction is committed or rolled back, and nobody learns which."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self._store: Any = store
         self.ending = ""
 
     def __getattr__(self, name: str) -> Any:
@@ -595,8 +595,8 @@ class Faulty:
         self._end("committed")
 
     @contextmanager
-    def transaction_now(self) -> Iterator[Any]:
-        with self._store.transaction_now() as connection:
+    def transaction_sync(self) -> Iterator[Any]:
+        with self._store.transaction_sync() as connection:
             yield connection
             self._end("rolled back")
         self._end("committed")
@@ -722,7 +722,7 @@ async def test_a_lost_lease_leaves_your_transaction_to_you(app: App, ledger: Led
     await joining(app, ledger, "COMMIT").enqueue()
     slow = await start(app)
     clock.advance("1h")
-    await app.sweep()
+    await app.maintenance.sweep()
     with pytest.raises(LeaseLost):  # so your `with connection` rolls back
         await handle(app, slow)
     assert ledger.rows == []
@@ -787,9 +787,9 @@ async def test_the_continuation_is_made_by_the_same_commit(app: App, ledger: Led
     running = await start(app)
     assert await handle(app, running) == "first"
     done, following = await everything(app)
-    assert (done.state, done.held_key, ledger.rows) == (State.COMPLETED, None, [ROW])
+    assert (done.state, done.stand, ledger.rows) == (State.COMPLETED, None, [ROW])
     assert (following.chain_id, following.chain_index, following.state) == (done.id, 1, State.AVAILABLE)
-    assert following.held_key == running.key
+    assert (following.is_holder, following.key) == (True, running.key)
     await drain(app)
     assert await answer.chain.result(timeout=5) == "second"
     assert ledger.rows == [ROW, (2, "written")]
@@ -928,7 +928,7 @@ def open_redis(request: pytest.FixtureRequest) -> Store:
     ("opened", "sentence"),
     [
         (open_memory, "The memory store has no transactions: use SQLite or PostgreSQL for this task."),
-        (open_redis, "Redis has no transactions: use SQLite or PostgreSQL for this task."),
+        (open_redis, "The redis store has no transactions: use SQLite or PostgreSQL for this task."),
     ],
 )
 async def test_a_store_without_transactions_says_so(
@@ -968,7 +968,7 @@ async def test_a_block_that_others_wait_for_does_not_fail_the_worker(place: str)
         else SQLiteStore(place, admission_timeout=brief, synchronous="NORMAL")
     )
     async with App(store=store) as app:
-        app.migrate()
+        app.maintenance.migrate()
         with closing(connect(place)) as outside:
             Ledger(place, outside.execute)
         opened, other_ended, may_go = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -991,7 +991,7 @@ async def test_a_block_that_others_wait_for_does_not_fail_the_worker(place: str)
         async with app.worker(lease="3s") as worker:
             await other_ended.wait()
             await asyncio.sleep(20 * brief)  # the chores have met the lock, and gone on
-            assert not worker._main.done()  # type: ignore[union-attr]  # noqa: SLF001
+            assert not worker._main.done()  # type: ignore[union-attr]
             may_go.set()
             assert [await answer.result(timeout=20) for answer in answers] == [None, "other"]
         assert worker.ended == {"completed": 2}
@@ -1038,7 +1038,7 @@ async def test_a_run_that_is_cancelled_while_it_waits_for_the_lock_does_not_keep
     note = awaited(app)
     await note.enqueue(1)
     first = await start(app)
-    async with app.store.transaction():
+    async with app._engine.transactions().transaction():
         before = threading.active_count()
         waiting = asyncio.create_task(handle(app, first))
         while threading.active_count() == before:  # noqa: ASYNC110 - a thread tells nobody that it has started

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -13,7 +14,8 @@ from psycopg.rows import dict_row
 
 from onejob import App, Job, State, Unique, current
 from onejob.errors import NotCommitted, StoreUnavailable, TransactionConflict
-from onejob.stores.sql.postgres.store import PostgresStore
+from onejob.stores.postgres.server import Url
+from onejob.stores.postgres.store import PostgresStore
 from onejob.testing import Clock, drain
 from tests.contract.steps import RETRY, everything, mailer
 from tests.contract.visits import WAYS, Isolation
@@ -24,7 +26,7 @@ SNAPSHOTS: list[Isolation] = ["REPEATABLE READ", "SERIALIZABLE"]
 @pytest.fixture
 async def app(postgres_url: str, clock: Clock) -> AsyncIterator[App]:
     async with App(store=PostgresStore(postgres_url, clock=clock)) as app:
-        app.migrate()
+        app.maintenance.migrate()
         yield app
 
 
@@ -69,12 +71,12 @@ async def test_a_job_is_completed_if_and_only_if_you_commit(
     if ending == "rollback":
         job = await only(app)
         assert (job.state, job.failures[0]["type"]) == (State.RETRYABLE, NotCommitted.__name__)
-        assert (rows(database), job.held_key) == ([], job.key)
+        assert (rows(database), job.is_holder) == ([], True)
         clock.advance("1h")
         await drain(app)
     assert set(map(str, seen)) == {str((State.ACTIVE, []))}
     assert (await answer.result(timeout=5), rows(database)) == ("inside", [1])
-    assert (await only(app)).held_key is None
+    assert (await only(app)).stand is None
 
 
 @pytest.mark.parametrize("way", ["psycopg", "psycopg awaited", "asyncpg", "Django"])
@@ -90,7 +92,7 @@ async def test_a_transaction_that_sees_the_past_conflicts_with_a_heartbeat(
             await visit.execute("INSERT INTO ledger VALUES (1)")
             if current().attempt == 1:
                 clock.advance("1s")
-                await worker._renew()  # noqa: SLF001 - rather than wait for it
+                await worker._upkeep.renew()
             await visit.complete("inside")
             await visit.commit()
 
@@ -289,8 +291,8 @@ async def test_blocks_take_no_connection_from_the_store(app: App) -> None:
 async def test_a_server_that_cannot_be_reached_is_named(postgres_url: str) -> None:
     store = PostgresStore(postgres_url)
     store.migrate()
-    spare = store._open().spare  # noqa: SLF001
-    spare._url = "postgresql://127.0.0.1:1/nowhere"  # noqa: SLF001
-    with pytest.raises(StoreUnavailable), store.transaction_now():
+    handlers = store._open().threads.handlers
+    handlers.server = replace(handlers.server, url=Url("postgresql://127.0.0.1:1/nowhere"))
+    with pytest.raises(StoreUnavailable), store.transaction_sync():
         pass
     await store.close()

@@ -9,29 +9,33 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, closing, contextmanager
+from typing import Any
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 
 from onejob import App, Job, Outcome, State, Task, Unique
+from onejob.core.runs import Completed
 from onejob.errors import AdmissionBusy, StoreUnavailable
-from onejob.lifecycle import Completed
-from onejob.stores.contract import Filter
-from onejob.stores.sql.postgres import errands
-from onejob.stores.sql.postgres.awaiting import MOST
-from onejob.stores.sql.postgres.flows import Patience
-from onejob.stores.sql.postgres.store import PostgresStore
+from onejob.stores.flow import Flow
+from onejob.stores.postgres.connection import BEGIN, COMMIT
+from onejob.stores.postgres.pool import MOST_OF_LOOP
+from onejob.stores.postgres.records import updates
+from onejob.stores.postgres.server import Server
+from onejob.stores.postgres.store import PostgresStore
+from onejob.stores.queries import Stranded
 from onejob.testing import Clock
-from tests.contract.stage import Stage, open_stage
+from tests.contract.stage import Stage, do, open_stage
 from tests.contract.steps import complete, everything, lease, mailer, settlement, start
 from tests.contract.test_interleavings_postgres import COALESCE, LEASE, ask, end
 
 pytestmark = pytest.mark.races
 
 KEYS = 150
-KILL_ONE = """
-SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-WHERE application_name = 'onejob' AND datname = current_database() ORDER BY random() LIMIT 1
+OURS = """
+SELECT pid FROM pg_stat_activity
+WHERE application_name = 'onejob' AND datname = current_database() ORDER BY backend_start
 """
 PATIENCE = 60.0  # seconds for what is bound to happen
 
@@ -42,7 +46,7 @@ async def apps(postgres_url: str) -> AsyncIterator[list[App]]:
     async with AsyncExitStack() as stack:
         apps = [App(postgres_url) for _ in range(3)]
         for app in apps:
-            app.migrate()
+            app.maintenance.migrate()
             await stack.enter_async_context(app)
         yield apps
 
@@ -106,7 +110,7 @@ async def test_a_bulk_meets_the_completion_of_the_same_keys(apps: list[App]) -> 
         calls = [same.call(n, f"second {round_}") for n in chance.sample(range(KEYS), KEYS)]
         _, admissions = await asyncio.gather(end_all(here, running), there.enqueue_many(calls))
         assert {admission.outcome for admission in admissions} <= {Outcome.RERUN, Outcome.CREATED}
-        assert await here.store.find(Filter(stranded=True)) == []
+        assert await here._engine.store.find(Stranded(namespace=here.namespace)) == []
         second = await lease(there)
         assert Counter(job.id for job in second) == Counter(one.job.id for one in admissions)
         assert {job.arguments["text"] for job in second} == {f"second {round_}"}
@@ -123,7 +127,7 @@ def test_a_holder_that_ends_between_the_conflict_and_the_look_leaves_the_key_to_
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newcomer's statement began before the holder's commit, so that it can see neither row."""
-    monkeypatch.setattr(errands, "BRIEFLY", Patience(20_000))
+    stage.wait_briefly(20_000, monkeypatch)
     holder, newcomer = stage.sessions
     holder.begin([ask(1, COALESCE)], visiting=True)
     while holder.next != "the caller's commit":
@@ -135,9 +139,9 @@ def test_a_holder_that_ends_between_the_conflict_and_the_look_leaves_the_key_to_
     assert holder.done
     assert newcomer.settle(stage.observer)
     assert not newcomer.done
-    [job] = asyncio.run(stage.store.lease(LEASE))
-    [ended] = stage.store.apply_now([end(1, Completed(b"1"))])
-    assert ended.id == job.id
+    [job] = asyncio.run(stage.store.lease(LEASE)).jobs
+    [ended] = do(stage.store, [end(1, Completed(b"1"))])
+    assert ended.job.id == job.id
     newcomer.end()
     [verdict] = newcomer.answer
     assert (verdict.outcome, verdict.job.id) == (Outcome.CREATED, f"{2:08d}")
@@ -154,30 +158,54 @@ async def test_no_end_comes_before_one_of_the_same_key_that_must_be_waited_for(
     ends = [settlement(apps[0], job, Completed(b"1")) for job in jobs]
     with database.transaction():
         database.execute("SELECT 1 FROM onejob_jobs WHERE id = %s FOR UPDATE", (jobs[0].id,))
-        (waits, follows, ended), _ = await apps[0].store.turn(ends, LEASE)
+        (waits, follows, ended), _, _ = await apps[0]._engine.store.lease(LEASE, after=ends)
     assert isinstance(waits, AdmissionBusy)
     assert isinstance(follows, AdmissionBusy)
-    assert ended.state is State.COMPLETED
-    assert [job.state for job in await apps[0].store.apply(ends[:2])] == [State.COMPLETED] * 2
+    assert ended.job.state is State.COMPLETED
+    answers: list[Any] = await apps[0]._engine.store.apply(ends[:2])
+    assert [one.job.state for one in answers] == [State.COMPLETED] * 2
+
+
+@pytest.mark.parametrize("change", [{"priority": 9}, {"worker": "w"}])
+async def test_a_write_that_was_decided_on_another_revision_fails_the_whole_transaction(
+    apps: list[App], change: dict[str, Any]
+) -> None:
+    """Whichever statement writes it, the COMMIT in the same batch does not happen."""
+    mail = mailer(apps[0])
+    for to in range(2):
+        await mail.enqueue(to)
+    one, other = sorted(await everything(apps[0]), key=lambda job: job.id)
+    stale = replace(other, revision=other.revision + 1)
+    pairs = [(job, replace(job, revision=job.revision + 1, **change)) for job in (one, stale)]
+
+    def flow(_server: Server) -> Flow[None]:
+        yield [BEGIN, *updates(pairs, must=True), COMMIT]
+
+    store = apps[0]._engine.store
+    with pytest.raises(AdmissionBusy):
+        await store._run(flow)  # type: ignore[attr-defined]
+    assert sorted(await everything(apps[0]), key=lambda job: job.id) == [one, other]
 
 
 # ── connections that die ──────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
-def killing(url: str) -> Iterator[Callable[[], int]]:
+def killing(url: str, chance: random.Random) -> Iterator[Callable[[], int]]:
     """End connections of ours at random as long as the block lasts; tells how many have been ended.
 
     A machine on which it takes longer to connect has more time to do so: else nothing would ever get through.
     """
-    enough, chance, ended, took = threading.Event(), random.Random(), 0, 0.0
+    enough, ended, took = threading.Event(), 0, 0.0
 
     def kill() -> None:
         nonlocal ended, took
         while not enough.wait(took * chance.uniform(0.2, 2)):
             began = time.monotonic()
             with psycopg.connect(url, autocommit=True) as killer:
-                ended += len(killer.execute(KILL_ONE).fetchall())
+                if found := killer.execute(OURS).fetchall():
+                    killer.execute("SELECT pg_terminate_backend(%s)", chance.choice(found))
+                    ended += 1
             took = time.monotonic() - began
 
     thread = threading.Thread(target=kill)
@@ -193,7 +221,7 @@ def killing(url: str) -> Iterator[Callable[[], int]]:
     "policy", [Unique(by="to"), Unique(by="to", on_conflict="update")], ids=["keep", "update"]
 )
 async def test_killed_connections_lose_no_promise_and_make_no_double(
-    apps: list[App], postgres_url: str, policy: Unique
+    apps: list[App], postgres_url: str, policy: Unique, chance: random.Random
 ) -> None:
     tasks = mailers(apps, policy)
     promised: dict[int, set[str]] = defaultdict(set)
@@ -206,7 +234,7 @@ async def test_killed_connections_lose_no_promise_and_make_no_double(
                 except StoreUnavailable:
                     continue
 
-    with killing(postgres_url) as kills:
+    with killing(postgres_url, chance) as kills:
         while kills() <= 20 or len(promised) < 600:
             more = range(len(promised), len(promised) + 20)
             await asyncio.gather(*(insist(task, n) for n in more for task in tasks))
@@ -215,12 +243,14 @@ async def test_killed_connections_lose_no_promise_and_make_no_double(
     assert len(jobs) == len(promised)
 
 
-async def test_killed_connections_leave_every_run_settled_once(apps: list[App], postgres_url: str) -> None:
+async def test_killed_connections_leave_every_run_settled_once(
+    apps: list[App], postgres_url: str, chance: random.Random
+) -> None:
     app, other, _ = apps
     mail = mailer(app, Unique(by="to"))
     mailer(other, Unique(by="to"))
     await app.enqueue_many([mail.call(n) for n in range(300)])
-    with killing(postgres_url) as kills:
+    with killing(postgres_url, chance) as kills:
         crews = [app.worker(concurrency=4, lease="5s"), other.worker(concurrency=4, lease="5s")]
         async with crews[0], crews[1], asyncio.timeout(PATIENCE):
             while len(await insistently(lambda: app.jobs(state="completed", limit=1000))) < 300:  # noqa: ASYNC110 - the workers tell nobody
@@ -228,7 +258,7 @@ async def test_killed_connections_leave_every_run_settled_once(apps: list[App], 
         assert kills() > 3
     jobs = await everything(app)
     assert Counter(job.state for job in jobs) == {State.COMPLETED: 300}
-    assert {job.held_key for job in jobs} == {None}
+    assert {job.stand for job in jobs} == {None}
 
 
 async def insistently(act: Callable[[], object]) -> list[object]:
@@ -242,15 +272,15 @@ async def insistently(act: Callable[[], object]) -> list[object]:
 
 def test_a_loop_that_has_closed_keeps_no_connection(database: psycopg.Connection, postgres_url: str) -> None:
     app = App(postgres_url)
-    app.migrate()
+    app.maintenance.migrate()
 
     async def crowd() -> None:
-        await asyncio.gather(*(app.jobs() for _ in range(3 * MOST)))
+        await asyncio.gather(*(app.jobs() for _ in range(3 * MOST_OF_LOOP)))
 
     for _ in range(5):
         asyncio.run(crowd())
     ends = time.monotonic() + PATIENCE
-    while (left := backends(database)) > MOST:  # it takes them a moment to see that they were left
+    while (left := backends(database)) > MOST_OF_LOOP:  # it takes them a moment to see that they were left
         assert time.monotonic() < ends, left
     asyncio.run(app.close())
 
@@ -284,7 +314,7 @@ async def new_listener(database: psycopg.Connection, known: set[int]) -> set[int
 async def test_a_worker_whose_listener_dies_still_finds_work_and_listens_again(
     apps: list[App], database: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onejob.worker.LOOK_AGAIN", 1.0)
+    monkeypatch.setattr("onejob.worker.worker.LOOK_AGAIN", 1.0)
     here, there, _ = apps
     mail, _ = mailers([here, there], Unique(by="to"))
     async with there.worker(concurrency=1):
@@ -300,17 +330,17 @@ async def test_a_worker_whose_listener_dies_still_finds_work_and_listens_again(
 async def test_a_listener_that_is_back_rings_for_what_it_missed_and_for_what_comes(
     postgres_url: str, database: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onejob.stores.sql.postgres.store.POLL", 60)
+    monkeypatch.setattr("onejob.stores.postgres.store.POLL", 60)
     store = PostgresStore(postgres_url)
     async with App(store=store), App(postgres_url) as other, asyncio.timeout(PATIENCE):
         mail = mailer(other, Unique(by="to"))
-        await store.wait(60, store.pulse())
+        await store.wait(60, store.position())
         [pid] = listeners(database)
-        missed = store.pulse()
+        missed = store.position()
         database.execute("SELECT pg_terminate_backend(%s)", (pid,))
         await store.wait(60, missed)
         await new_listener(database, {pid})
-        heard = store.pulse()
+        heard = store.position()
         await mail.enqueue(1)
         await store.wait(60, heard)
         assert await start(other)

@@ -10,17 +10,19 @@ from functools import partial
 import pytest
 
 from onejob import App, Job, State, Task, Unique
+from onejob.app.schedules import ScheduleStatus
+from onejob.core.job import EPOCH
+from onejob.core.runs import Completed, Failed
+from onejob.core.step import Step
+from onejob.core.ticks import Missed, Tick, tick
 from onejob.errors import InvalidSchedule, UnknownSchedule
-from onejob.job import EPOCH
-from onejob.lifecycle import Completed, Failed
-from onejob.schedules import Standing
-from onejob.stores.contract import Step, Store
+from onejob.stores.contract import FullStore as Store
 from onejob.stores.memory import MemoryStore
+from onejob.tasks.schedules import schedule_key, tick_request
 from onejob.testing import Clock
-from onejob.tick import Missed, Tick, tick
-from onejob.ticking import Ticker
+from onejob.worker.ticker import Ticker
 from tests.contract.conftest import STORES
-from tests.contract.steps import absorbed, everything, live, settled, start
+from tests.contract.steps import absorbed, everything, live, notify, settled, start
 
 FIVE = "*/5 * * * *"
 MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC)  # where the clock begins
@@ -41,7 +43,7 @@ def reporter(app: App, line: str = FIVE, **policies: object) -> Task[..., None]:
 async def pass_time(app: App, clock: Clock, by: str) -> list[Job]:
     """Let time pass while nobody ticks, then tick; tell all jobs."""
     clock.advance(by)
-    await Ticker(app).tick()
+    await Ticker(app._engine, app._registry).tick()
     return await everything(app)
 
 
@@ -50,7 +52,7 @@ def tick_times(jobs: list[Job]) -> list[str]:
     return [job.metadata["tick"][11:16] for job in jobs]
 
 
-async def standing(app: App) -> Standing:
+async def standing(app: App) -> ScheduleStatus:
     """Tell how the one schedule stands."""
     [one] = await app.schedules.list()
     return one
@@ -80,13 +82,13 @@ async def test_a_tick_makes_a_job_that_knows_its_tick(app: App, clock: Clock) ->
     [job] = await pass_time(app, clock, "5m")
     assert job.metadata == {"cron": "report", "tick": "2026-01-01T00:05:00+00:00"}
     assert (job.task, job.state, job.run_at) == ("report", State.AVAILABLE, clock())
-    assert job.held_key == app.schedules.key("report")
+    assert (job.is_holder, job.key) == (True, schedule_key(app._engine, "report"))
 
 
 async def test_of_many_who_tick_at_once_one_wins(apps: list[App], clock: Clock) -> None:
     for app in apps:
         reporter(app, overlap=None)
-    tickers = [Ticker(app) for app in apps]
+    tickers = [Ticker(app._engine, app._registry) for app in apps]
     await asyncio.gather(*(ticker.tick() for ticker in tickers))
     for round_number in range(1, 6):
         clock.advance("5m")
@@ -98,9 +100,9 @@ async def test_of_many_who_tick_at_once_one_wins(apps: list[App], clock: Clock) 
 async def test_of_many_who_make_up_for_missed_ticks_each_is_made_once(apps: list[App], clock: Clock) -> None:
     for app in apps:
         reporter(app, overlap=None, missed="all")
-    await Ticker(apps[0]).tick()
+    await Ticker(apps[0]._engine, apps[0]._registry).tick()
     clock.advance("1h")
-    await asyncio.gather(*(Ticker(app).tick() for app in apps))
+    await asyncio.gather(*(Ticker(app._engine, app._registry).tick() for app in apps))
     times = tick_times(await everything(apps[0]))
     assert sorted(times) == [f"00:{minute:02}" for minute in range(5, 60, 5)] + ["01:00"]
 
@@ -110,11 +112,11 @@ async def test_who_died_before_its_step_has_lost_and_doubled_nothing(app: App, c
     await pass_time(app, clock, "0s")
     clock.advance("5m")
     schedule = await app.schedules.get("report")
-    key = app.schedules.key("report")
+    key = schedule_key(app._engine, "report")
     one = Tick(clock(), MIDNIGHT, runs=True)
-    act = partial(tick, key=key, one=one, request=app.schedules.request(schedule, one.at))
-    await Ticker(app).tick()  # another worker ticks; then the first comes back to life
-    assert await app.store.apply([Step(act, key=key)]) == [None]
+    act = partial(tick, key=key, one=one, request=tick_request(app._engine, app._registry, schedule, one.at))
+    await Ticker(app._engine, app._registry).tick()  # another worker ticks; then the first comes back to life
+    assert await app._engine.store.apply([Step(act, key=key)]) == [None]
     assert tick_times(await everything(app)) == ["00:05"]
 
 
@@ -166,7 +168,7 @@ class TestOverlap:
         assert second.id != first.id
         assert (await app.job(after.job.id)).state is State.PENDING
         settled_job = await settled(app, second, Completed())
-        await app.tell_dependants([settled_job])
+        await notify(app, [settled_job])
         assert (await start(app)).id == after.job.id
 
     async def test_without_a_policy_runs_overlap(self, app: App, clock: Clock) -> None:
@@ -222,10 +224,10 @@ class TestTheMemoryOfTicks:
         await pass_time(app, clock, "365d")
         await settled(app, await start(app), Completed())
         clock.advance("200d")
-        assert await app.prune() == 1
+        assert await app.maintenance.prune() == 1
         assert await everything(app) == []
         assert (await standing(app)).absorbed == {"kept": 1}
-        await Ticker(app).tick()
+        await Ticker(app._engine, app._registry).tick()
         assert await everything(app) == []
         [late] = await pass_time(app, clock, "170d")
         assert (job.metadata["tick"][:4], late.metadata["tick"][:4]) == ("2027", "2029")
@@ -235,7 +237,7 @@ class TestTheMemoryOfTicks:
         await pass_time(app, clock, "0s")
         [job] = await pass_time(app, clock, "5m")
         await app.delete(job.id)
-        await Ticker(app).tick()
+        await Ticker(app._engine, app._registry).tick()
         assert await everything(app) == []
 
     @pytest.mark.parametrize("overlap", [Unique(), Unique(until="start", on_conflict="update"), None])
@@ -247,10 +249,10 @@ class TestTheMemoryOfTicks:
         await pass_time(app, clock, "5m")
         error = {"type": "Boom", "message": "boom", "traceback": ""}
         job = await settled(app, await start(app), Failed(error, final=True))
-        await Ticker(app).tick()
+        await Ticker(app._engine, app._registry).tick()
         assert await live(app) == []
-        await app.replay(job.id)
-        await Ticker(app).tick()
+        await app.dead.replay(job.id)
+        await Ticker(app._engine, app._registry).tick()
         assert [one.id for one in await live(app)] == [job.id]
         assert (await standing(app)).since == clock()
 
@@ -258,8 +260,8 @@ class TestTheMemoryOfTicks:
         reporter(app, overlap=None)
         await pass_time(app, clock, "0s")
         await pass_time(app, clock, "5m")
-        clock._now -= timedelta(minutes=3)  # noqa: SLF001 - a clock that people set
-        await Ticker(app).tick()
+        clock._now -= timedelta(minutes=3)
+        await Ticker(app._engine, app._registry).tick()
         assert tick_times(await pass_time(app, clock, "8m")) == ["00:05", "00:10"]
 
     async def test_tenants_tick_apart(self, store: Store, clock: Clock) -> None:
@@ -269,7 +271,7 @@ class TestTheMemoryOfTicks:
             await pass_time(app, clock, "0s")
         clock.advance("5m")
         for app in tenants:
-            await Ticker(app).tick()
+            await Ticker(app._engine, app._registry).tick()
         assert sorted(job.namespace for job in await everything(tenants[0])) == ["", "tenant"]
         await tenants[0].close()
 
@@ -282,7 +284,7 @@ class TestRunTime:
 
         await app.schedules.add("nightly", mail.call("ada", copies=2), "0 2 * * *", timezone="Europe/Berlin")
         clock.advance("1d")
-        await Ticker(app).tick()
+        await Ticker(app._engine, app._registry).tick()
         [job] = await everything(app)
         assert (job.arguments, job.metadata["cron"]) == ({"to": "ada", "copies": 2}, "nightly")
         await app.schedules.add("nightly", mail.call("bob"), every="1h")
@@ -332,7 +334,7 @@ class TestRunTime:
         report = reporter(app)
         with pytest.raises(InvalidSchedule, match="declared in code: change it there"):
             await app.schedules.add("report", report.call(), "0 0 * * *")
-        with pytest.raises(InvalidSchedule, match="declared in code: take it out there, or pause it"):
+        with pytest.raises(InvalidSchedule, match="declared in code: remove it there, or pause it"):
             await app.schedules.remove("report")
         with pytest.raises(UnknownSchedule, match="No schedule is named 'other'; there are: report"):
             await app.schedules.pause("other")
@@ -342,20 +344,20 @@ class TestRunTime:
     ) -> None:
         report = reporter(apps[0])
         await apps[0].schedules.add("other", report.call(), "0 * * * *")
-        await Ticker(apps[1]).tick()
+        await Ticker(apps[1]._engine, apps[1]._registry).tick()
         clock.advance("1h")
-        await Ticker(apps[1]).tick()
+        await Ticker(apps[1]._engine, apps[1]._registry).tick()
         assert await everything(apps[1]) == []
-        await Ticker(apps[0]).tick()
+        await Ticker(apps[0]._engine, apps[0]._registry).tick()
         assert [job.metadata["cron"] for job in await everything(apps[0])] == ["other"]
 
     async def test_one_that_cannot_tick_holds_nobody_up(
         self, app: App, clock: Clock, caplog: pytest.LogCaptureFixture
     ) -> None:
         reporter(app)
-        await app.store.put_setting("", "cron", "newer", b'{"line": "* * * * *", "hue": 7}')
+        await app._engine.store.put_setting("", "cron", "newer", b'{"line": "* * * * *", "hue": 7}')
         broken = b'{"task": "report", "line": "99 * * * *", "overlap": null}'
-        await app.store.put_setting("", "cron", "broken", broken)
+        await app._engine.store.put_setting("", "cron", "broken", broken)
         await pass_time(app, clock, "0s")
         assert len(await pass_time(app, clock, "5m")) == 1
         assert "schedule newer cannot be read" in caplog.text
@@ -366,7 +368,7 @@ async def test_the_mark_is_of_the_schedule_alone(app: App, clock: Clock) -> None
     reporter(app)
     await pass_time(app, clock, "0s")
     await pass_time(app, clock, "5m")
-    mark = (await app.store.look(app.schedules.key("report"))).mark
+    mark = (await app._engine.store.look(schedule_key(app._engine, "report"))).mark
     assert mark is not None
     assert (mark.job, mark.void, mark.version) == (
         "cron",
@@ -382,7 +384,7 @@ async def test_a_move_takes_schedules_along(app: App, clock: Clock) -> None:
     await app.schedules.pause("other")
     there = App(store=MemoryStore(clock=clock))
     reporter(there)
-    await app.move_to(there)
-    await app.move_to(there)
+    await app.maintenance.move_to(there)
+    await app.maintenance.move_to(there)
     assert await there.schedules.list() == await app.schedules.list()
     assert tick_times(await pass_time(there, clock, "7m")) == ["00:10"]

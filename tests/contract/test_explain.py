@@ -145,3 +145,23 @@ async def test_a_list_of_jobs_honours_every_filter_together(app: App) -> None:
     assert [job.id for job in await app.jobs(queue="slow", task="mail")] == [ids["2"]]
     assert [job.id for job in await app.jobs(limit=1, offset=1)] == [ids["2"]]
     assert len(await lease(app)) == 2
+
+
+async def test_the_last_id_of_a_page_gives_the_next_page(app: App) -> None:
+    @app.task(unique=Unique.singleton())
+    async def one(number: int) -> None: ...
+
+    @app.task
+    async def other(number: int) -> None: ...
+
+    for number in range(5):
+        await other.enqueue(number)
+        await one.options(force=True).enqueue(number)
+    everything = [job.id for job in await app.jobs()]
+    ones = [job.id for job in await app.jobs(task="one")]
+    key = (await app.jobs(task="one", limit=1))[0].key
+
+    assert [job.id for job in await app.jobs(before=everything[3], limit=4)] == everything[4:8]
+    assert [job.id for job in await app.jobs(before=everything[-1])] == []
+    assert [job.id for job in await app.jobs(task="one", state="available", before=ones[1])] == ones[2:]
+    assert [job.id for job in await app.jobs(key=key, before=ones[1], limit=2)] == ones[2:4]

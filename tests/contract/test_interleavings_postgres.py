@@ -17,16 +17,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from onejob import Retry, Unique, lifecycle
-from onejob.app import admission_step
-from onejob.decide import Request, merged, replay
+from onejob import Retry, Unique
+from onejob.core import manual, runs
+from onejob.core.decide import Request, merged
+from onejob.core.job import EPOCH, Job, State, fingerprint
+from onejob.core.leasing import Lease
+from onejob.core.replay import replay
+from onejob.core.runs import Completed, Failed, HandedBack, Result
+from onejob.core.step import Step
+from onejob.engine.steps import admission_step
 from onejob.errors import OnejobError
-from onejob.job import EPOCH, Job, State, fingerprint
-from onejob.lifecycle import Completed, Failed, HandedBack, Result
-from onejob.stores.contract import Filter, Lease, Step, Store
+from onejob.stores.contract import FullStore as Store
 from onejob.stores.memory import MemoryStore
-from onejob.stores.sql.postgres import errands
-from onejob.stores.sql.postgres.flows import Patience
+from onejob.stores.postgres.server import BRIEF
+from onejob.stores.queries import Listed
 from onejob.testing import Clock
 from tests.conftest import Database
 from tests.contract.stage import Act, Stage, do, open_stage, orders
@@ -53,7 +57,7 @@ CANCEL = Unique(on_conflict="replace", on_active="cancel")
 # ── what sessions do ──────────────────────────────────────────────────────────────────────────────
 
 
-def ask(number: int, policy: Unique, key: bytes = KEYS[0], *, force: bool = False) -> Step:
+def ask(number: int, policy: Unique, key: bytes = KEYS[0], *, force: bool = False) -> Step[Any]:
     """Ask for a job; a later request has a higher number."""
     args = msgspec.json.encode({"items": [number], "seq": number})
     job = Job(
@@ -77,20 +81,18 @@ def ask(number: int, policy: Unique, key: bytes = KEYS[0], *, force: bool = Fals
     return admission_step(Request(job, policy, force=force))
 
 
-def end(number: int, result: Result | None = None) -> Step:
+def end(number: int, result: Result | None = None) -> Step[Any]:
     """Settle the first run of a job."""
-    act = partial(
-        lifecycle.settle, token=1, result=result or Completed(b"1"), merge=partial(merged, policy=MERGE)
-    )
+    act = partial(runs.settle, token=1, result=result or Completed(b"1"), merge=partial(merged, policy=MERGE))
     return Step(act, f"{number:08d}")
 
 
-def act_on(number: int, act: Callable[..., Any], **given: Any) -> Step:
+def act_on(number: int, act: Callable[..., Any], **given: Any) -> Step[Any]:
     return Step(partial(act, **given), f"{number:08d}")
 
 
-def extend(number: int) -> Step:
-    return Step(partial(lifecycle.extend, token=1, lease=TERM * 9), f"{number:08d}", alone=True)
+def extend(number: int) -> Step[Any]:
+    return Step(partial(runs.extend, token=1, lease=TERM * 9), f"{number:08d}", alone=True)
 
 
 FAILED = Failed({"type": "Boom", "message": "boom", "traceback": ""})
@@ -152,25 +154,25 @@ SCENES = {
     "take-over meets completion": Scene(running(COALESCE), [ask(8, IDLE)], [end(1)]),
     "take-over meets rerun": Scene(running(COALESCE), [ask(8, IDLE)], [ask(9, COALESCE)]),
     "force meets force": Scene(followed(COALESCE), [ask(8, KEEP, force=True)], [ask(9, KEEP, force=True)]),
-    "cancel meets completion": Scene(followed(COALESCE), [act_on(1, lifecycle.cancel)], [end(1)]),
+    "cancel meets completion": Scene(followed(COALESCE), [act_on(1, manual.cancel)], [end(1)]),
     "cancel of both meets completion": Scene(
-        followed(COALESCE), [act_on(1, lifecycle.cancel, successors=True)], [end(1)]
+        followed(COALESCE), [act_on(1, manual.cancel, successors=True)], [end(1)]
     ),
     "cancel of the successor meets completion": Scene(
-        followed(COALESCE), [act_on(2, lifecycle.cancel)], [end(1)]
+        followed(COALESCE), [act_on(2, manual.cancel)], [end(1)]
     ),
     "cancel of the successor meets rerun": Scene(
-        followed(COALESCE), [act_on(2, lifecycle.cancel)], [ask(8, COALESCE)]
+        followed(COALESCE), [act_on(2, manual.cancel)], [ask(8, COALESCE)]
     ),
     "cancel of the holder meets update": Scene(
-        [[ask(1, UPDATE)]], [act_on(1, lifecycle.cancel)], [ask(8, UPDATE)]
+        [[ask(1, UPDATE)]], [act_on(1, manual.cancel)], [ask(8, UPDATE)]
     ),
-    "delete meets keep": Scene([[ask(1, KEEP)]], [act_on(1, lifecycle.delete)], [ask(8, KEEP)]),
+    "delete meets keep": Scene([[ask(1, KEEP)]], [act_on(1, manual.delete)], [ask(8, KEEP)]),
     "release meets rerun": Scene(
-        followed(COALESCE), [Step(partial(lifecycle.release, force=True), key=KEYS[0])], [ask(8, COALESCE)]
+        followed(COALESCE), [Step(partial(manual.release, force=True), key=KEYS[0])], [ask(8, COALESCE)]
     ),
     "replay meets keep": Scene([*running(KEEP), [end(1, FINALLY)]], [act_on(1, replay)], [ask(8, KEEP)]),
-    "prune meets once": Scene([*running(ONCE), [end(1)]], [act_on(1, lifecycle.prune)], [ask(8, ONCE)]),
+    "prune meets once": Scene([*running(ONCE), [end(1)]], [act_on(1, manual.prune)], [ask(8, ONCE)]),
     "two for a free key": Scene([], [ask(8, KEEP)], [ask(9, KEEP)]),
     "two updates of a free key": Scene([], [ask(8, UPDATE)], [ask(9, UPDATE)]),
     "two versions of a free key": Scene([], [ask(9, LATEST)], [ask(8, LATEST)]),
@@ -206,7 +208,7 @@ def plain(answers: Any) -> Any:
 
 async def remains(store: Store) -> list[Any]:
     """Read all jobs and marks."""
-    jobs = await store.find(Filter(limit=1000, newest_first=False))
+    jobs = await store.find(Listed(namespace=None, limit=1000, newest_first=False))
     marks = [(await store.look(key)).mark for key in KEYS]
     return [jobs, [mark for mark in marks if mark is not None]]
 
@@ -260,7 +262,8 @@ def answered(scene: Scene, answers: Sequence[Any]) -> list[Any]:
 
 
 MANNERS = [(False, 20_000), (True, 1), *([(False, 1), (True, 20_000)] if DEEP else [])]
-ENDING = [name for name, scene in SCENES.items() if "meets completion" in name or "batch" in name]
+SETTLING = ("completion", "failure", "hand-back", "extension")
+ENDING = [name for name in SCENES if name.endswith(SETTLING)]
 
 
 @pytest.fixture(scope="module")
@@ -278,12 +281,13 @@ def theatre(postgres_database: Database, clock: Clock) -> Iterator[Stage]:
 @pytest.fixture
 def stage(theatre: Stage) -> Stage:
     theatre.clear()
+    theatre.brief = BRIEF
     return theatre
 
 
 @pytest.mark.parametrize(("visiting", "milliseconds"), MANNERS)
 @pytest.mark.parametrize(
-    ("name", "reminded"), [(name, False) for name in SCENES] + [(name, True) for name in ENDING]
+    ("name", "unread"), [(name, False) for name in SCENES] + [(name, True) for name in ENDING]
 )
 def test_two_sessions_leave_what_a_serial_order_would(
     stage: Stage,
@@ -293,13 +297,13 @@ def test_two_sessions_leave_what_a_serial_order_would(
     milliseconds: int,
     *,
     visiting: bool,
-    reminded: bool,
+    unread: bool,
 ) -> None:
-    """The first may be in a caller's transaction; both turn aside soon from who is in the way, or late.
+    """The first may be in a caller's transaction; both wait for the other briefly, or for long.
 
-    They may have started what runs, and hope that nobody has touched it since.
+    Their steps may have seen the jobs that run, so that they need no reading.
     """
-    monkeypatch.setattr(errands, "BRIEFLY", Patience(milliseconds))
+    stage.wait_briefly(milliseconds, monkeypatch)
     scene = SCENES[name]
     visits = (visiting and not isinstance(scene.first, Lease), False)
     for act in scene.before:
@@ -307,9 +311,10 @@ def test_two_sessions_leave_what_a_serial_order_would(
     stage.keep_scenery()
     allowed = serially(scene, clock)
     stage.deadlocks = 0
-    for order in orders(stage.rehearse(scene.acts, visits, reminded=reminded), changes=3 if DEEP else 2):
-        stage.restore_scenery(reminded=reminded)
-        answers = answered(scene, stage.perform(scene.acts, order, visits))
+    acts = [stage.with_seen(act) for act in scene.acts] if unread else scene.acts
+    for order in orders(stage.rehearse(acts, visits), changes=3 if DEEP else 2):
+        stage.restore_scenery()
+        answers = answered(scene, stage.perform(acts, order, visits))
         left = stage.remains()
         assert [answers, left] in allowed, (name, order, answers, left)
     # A group does not wait for its jobs, so it may lock a successor first; but then it waits briefly only.
@@ -319,10 +324,10 @@ def test_two_sessions_leave_what_a_serial_order_would(
 # ── who waits for whom ────────────────────────────────────────────────────────────────────────────
 
 
-def open_rerun(stage: Stage) -> None:
-    """Let the first session ask, in a caller's transaction, for another run of what runs, and not commit."""
+def open_request(stage: Stage, policy: Unique = COALESCE, number: int = 8) -> None:
+    """Let the first session ask for work that runs, in a caller's transaction, and not commit."""
     visitor = stage.sessions[0]
-    visitor.begin([ask(8, COALESCE)], visiting=True)
+    visitor.begin([ask(number, policy)], visiting=True)
     while visitor.next != "the caller's commit":
         visitor.step(stage.observer)
 
@@ -332,19 +337,43 @@ def states(stage: Stage) -> dict[int, str]:
     return {int(job.id): str(job.state) for job in jobs}
 
 
-def test_a_lease_is_renewed_while_a_callers_open_transaction_relies_on_the_run(stage: Stage) -> None:
-    for act in running(COALESCE):
+@pytest.mark.parametrize("unread", [False, True])
+@pytest.mark.parametrize(
+    ("before", "policy", "outcome"),
+    [(running(KEEP), KEEP, "kept"), (followed(COALESCE), COALESCE, "updated")],
+)
+def test_a_lease_is_renewed_while_a_callers_open_transaction_relies_on_the_run(
+    stage: Stage, before: list[Act], policy: Unique, outcome: str, *, unread: bool
+) -> None:
+    for act in before:
         do(stage.store, act)
-    open_rerun(stage)
+    open_request(stage, policy)
     worker = stage.sessions[1]
-    worker.begin([extend(1)], visiting=False)
+    renewal = stage.with_seen([extend(1)]) if unread else [extend(1)]
+    worker.begin(renewal, visiting=False)
     while not worker.done:
         worker.step(stage.observer)
     assert worker.waits == 0
     [renewed] = worker.answer
     assert renewed.lease_until == stage.store.now() + TERM * 9
     stage.sessions[0].end()
-    assert [verdict.outcome for verdict in stage.sessions[0].answer] == ["rerun"]
+    assert [verdict.outcome for verdict in stage.sessions[0].answer] == [outcome]
+
+
+def test_a_renewal_waits_for_a_callers_transaction_that_adds_the_first_successor(stage: Stage) -> None:
+    """That transaction writes the running job's row, which says from then on that a successor waits."""
+    for act in running(COALESCE):
+        do(stage.store, act)
+    open_request(stage)
+    worker = stage.sessions[1]
+    worker.begin(stage.with_seen([extend(1)]), visiting=False)
+    while not worker.waits:
+        assert not worker.done
+        worker.step(stage.observer)
+    for session in stage.sessions:
+        session.end()
+    [renewed] = worker.answer
+    assert renewed.lease_until == stage.store.now() + TERM * 9
     assert states(stage) == {1: "active", 8: "pending"}
 
 
@@ -353,7 +382,7 @@ def test_completion_waits_for_a_callers_open_transaction_and_the_rest_of_its_bat
 ) -> None:
     do(stage.store, [ask(n + 1, COALESCE, key) for n, key in enumerate(KEYS)])
     do(stage.store, LEASE)
-    open_rerun(stage)
+    open_request(stage)
     worker = stage.sessions[1]
     worker.begin([end(1), end(2), end(3)], visiting=False)
     while not worker.waits:
@@ -362,7 +391,7 @@ def test_completion_waits_for_a_callers_open_transaction_and_the_rest_of_its_bat
     assert states(stage) == {1: "active", 2: "completed", 3: "completed"}
     for session in stage.sessions:
         session.end()
-    assert [job.id for job in worker.answer] == ["00000001", "00000002", "00000003"]
+    assert [one.job.id for one in worker.answer] == ["00000001", "00000002", "00000003"]
     assert states(stage) == {1: "completed", 2: "completed", 3: "completed", 8: "available"}
 
 
@@ -370,7 +399,7 @@ def test_a_caller_who_rolls_back_leaves_nothing_for_the_completion_that_waited(s
     for act in running(COALESCE):
         do(stage.store, act)
     visitor, worker = stage.sessions
-    visitor.store.apply_within_now(visitor.connection, [ask(8, COALESCE)])
+    visitor.store.apply_within_sync(visitor.connection, [ask(8, COALESCE)])
     worker.begin([end(1)], visiting=False)
     while not worker.waits:
         assert not worker.done
@@ -384,17 +413,21 @@ def test_a_request_that_stops_a_run_waits_for_who_relies_on_it_and_holds_nobody_
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Told to go on at once, it must not ask again and again for what it cannot have."""
-    monkeypatch.setattr(errands, "BRIEFLY", Patience(1))
+    stage.wait_briefly(1, monkeypatch)
     for act in running(COALESCE):
         do(stage.store, act)
-    open_rerun(stage)
+    open_request(stage)
     newcomer = stage.sessions[1]
     newcomer.begin([ask(9, CANCEL), ask(2, CANCEL, KEYS[1])], visiting=False)
+    while newcomer.next != "lock_jobs_alone" or states(stage) != {1: "active", 2: "available"}:
+        assert not newcomer.done
+        assert newcomer.stops < 60
+        newcomer.step(stage.observer)
+    newcomer.waits = 0
     while not newcomer.waits:
         assert not newcomer.done
         assert newcomer.stops < 60
         newcomer.step(stage.observer)
-    assert states(stage) == {1: "active", 2: "available"}
     for session in stage.sessions:
         session.end()
     assert [verdict.outcome for verdict in newcomer.answer] == ["replaced", "created"]

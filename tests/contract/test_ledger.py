@@ -6,14 +6,15 @@ import logging
 import pytest
 
 from onejob import App, Duplicate, Unique
-from onejob.stores.contract import Store, Tally
+from onejob.stores.contract import FullStore as Store
+from onejob.stores.contract import Tally
 from onejob.testing import Clock
 from tests.contract.steps import absorbed, fail, mailer, run, start
 
 
 async def tallies(app: App) -> dict[tuple[str, str, str], int]:
-    app.ledger.flush()
-    found = await app.store.tallies(app.namespace)
+    app._engine.counters.flush()
+    found = await app._engine.store.tallies(app.namespace)
     return {(tally.task, tally.outcome, tally.job_id): tally.count for tally in found}
 
 
@@ -26,7 +27,7 @@ async def test_case_68_every_suppressed_request_is_counted_once(app: App) -> Non
     await mail.enqueue(2)
     expected = {("mail", "kept", one.job.id): 3, ("mail", "kept", two.job.id): 1}
     assert await tallies(app) == expected
-    app.ledger.flush()
+    app._engine.counters.flush()
     assert await tallies(app) == expected  # writing them down again adds nothing
 
 
@@ -74,7 +75,7 @@ async def test_case_68_replays_and_retries_count_nothing(app: App, clock: Clock)
     await fail(app, await start(app))
     clock.advance("1m")
     await fail(app, await start(app), final=True)
-    await app.replay(first.job.id)
+    await app.dead.replay(first.job.id)
     await run(app)
     assert await tallies(app) == {}
 
@@ -109,7 +110,28 @@ async def test_counts_are_written_within_a_second_by_themselves(app: App, store:
     async with asyncio.timeout(10):  # half a second, on a machine that has nothing else to do
         while not (found := await store.tallies("")):
             await store.wait(0.02)
-    assert found == [Tally("", "mail", "kept", first.job.id, 1, clock())]
+    assert found == [Tally("", "mail", "kept", first.job.id, 1, clock(), clock())]
+
+
+async def test_a_counter_has_the_times_of_its_first_and_last_request(app: App, clock: Clock) -> None:
+    mail = mailer(app, Unique(by="to"))
+    first = await mail.enqueue(1)
+    times = []
+    for written in (False, False, True, False, True):  # within one flush, and over several
+        clock.advance("1h")
+        times.append(clock())
+        await mail.enqueue(1)
+        if written:
+            app._engine.counters.flush()
+            clock.advance("1h")
+            app._engine.counters.flush()
+    [tally] = await app._engine.store.tallies("")
+    assert tally == Tally("", "mail", "kept", first.job.id, 5, times[-1], times[0])
+    await run(app)
+    clock.advance("400d")
+    await app.maintenance.prune()
+    [tally] = await app._engine.store.tallies("")
+    assert tally == Tally("", "mail", "kept", "", 5, times[-1], times[0])
 
 
 async def test_fifty_concurrent_duplicates_are_counted_exactly(app: App) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from onejob import App, Job, Outcome, Retry, State, Task, Unique
+from onejob.core.leasing import Rate
+from onejob.engine.sweep import discard_late
 from onejob.errors import InvalidCall, InvalidPolicy, QueueFull, UnknownQueue
-from onejob.limits import Rate
-from onejob.stores.contract import Filter, Store
-from onejob.stores.redis.store import RedisStore
+from onejob.stores.contract import FullStore as Store
+from onejob.stores.queries import Late
 from onejob.testing import Clock
 from tests.contract.conftest import STORES
 from tests.contract.steps import (
@@ -23,6 +24,7 @@ from tests.contract.steps import (
     hand_back,
     lease,
     mailer,
+    next_due,
     run,
     snooze,
     start,
@@ -35,6 +37,8 @@ from tests.contract.steps import (
 def store(request: pytest.FixtureRequest, clock: Clock) -> Store:
     if request.param in STORES:
         return STORES[request.param](request, clock)
+    from onejob.stores.redis.store import RedisStore
+
     return RedisStore(f"{request.getfixturevalue('redis_url')}?buckets=16", clock=clock)
 
 
@@ -58,15 +62,15 @@ async def test_a_paused_queue_admits_but_gives_nothing_until_it_is_resumed(app: 
     app.queue("emails")
     mail, other = mailer(app, queue="emails"), mailer(app, name="other")
     waiting = await mail.enqueue(1)
-    await app.pause("emails")
-    assert await app.paused() == {"emails"}
+    await app.queues.pause("emails")
+    assert await app.queues.paused() == {"emails"}
     more = await mail.enqueue(2)
     assert more.outcome is Outcome.CREATED
     running = await other.enqueue(3)
     assert [job.id for job in await lease(app)] == [running.job.id]
     assert await lease(app) == []
-    await app.resume("emails")
-    assert await app.paused() == frozenset()
+    await app.queues.resume("emails")
+    assert await app.queues.paused() == frozenset()
     assert [job.id for job in await lease(app)] == [waiting.job.id, more.job.id]
 
 
@@ -74,7 +78,7 @@ async def test_what_runs_in_a_paused_queue_finishes(app: App) -> None:
     mail = mailer(app)
     await mail.enqueue(1)
     job = await start(app)
-    await app.pause("default")
+    await app.queues.pause("default")
     assert (await complete(app, job)).state is State.COMPLETED
 
 
@@ -82,7 +86,7 @@ async def test_a_queue_is_paused_for_its_namespace_only(app: App, store: Store) 
     other = App(store=store, namespace="other")
     await mailer(app).enqueue(1)
     await mailer(other).enqueue(1)
-    await app.pause("default")
+    await app.queues.pause("default")
     assert await lease(app) == []
     assert len(await lease(other)) == 1
 
@@ -93,7 +97,7 @@ async def test_a_paused_queue_does_not_use_up_what_others_may_give(app: App) -> 
     for number in range(5):
         await mail.options(priority=9).enqueue(number)
     await other.enqueue(1)
-    await app.pause("emails")
+    await app.queues.pause("emails")
     assert [job.task for job in await lease(app, total=2)] == ["other"]
 
 
@@ -101,27 +105,27 @@ async def test_a_limited_queue_can_be_paused_too(app: App) -> None:
     app.queue("narrow", concurrency=2, partition_concurrency=1, rate="5/1m")
     serve = tenants(app, queue="narrow")
     await serve.enqueue("a")
-    await app.pause("narrow")
+    await app.queues.pause("narrow")
     assert await lease(app) == []
-    await app.resume("narrow")
+    await app.queues.resume("narrow")
     assert len(await lease(app)) == 1
 
 
 async def test_pausing_and_resuming_twice_is_once(app: App) -> None:
     mailer(app)
-    await app.resume("default")
+    await app.queues.resume("default")
     for _ in range(2):
-        await app.pause("default")
-    assert await app.paused() == {"default"}
+        await app.queues.pause("default")
+    assert await app.queues.paused() == {"default"}
     for _ in range(2):
-        await app.resume("default")
-    assert await app.paused() == frozenset()
+        await app.queues.resume("default")
+    assert await app.queues.paused() == frozenset()
 
 
 async def test_a_queue_that_nobody_declared_cannot_be_paused(app: App) -> None:
     mailer(app)
     with pytest.raises(UnknownQueue, match="emials"):
-        await app.pause("emials")
+        await app.queues.pause("emials")
 
 
 # ── expiry ────────────────────────────────────────────────────────────────────────────────────────
@@ -138,7 +142,7 @@ async def test_a_job_that_is_too_late_never_starts(app: App, clock: Clock) -> No
     ended = await app.job(late.job.id)
     assert (ended.state, ended.reason, ended.finished_at) == (State.DISCARDED, "expired", clock())
     assert ended.attempt == 0
-    assert [job.id for job in await app.dead()] == [late.job.id]
+    assert [job.id for job in await app.dead.list()] == [late.job.id]
 
 
 async def test_a_job_starts_up_to_the_last_moment(app: App, clock: Clock) -> None:
@@ -151,7 +155,7 @@ async def test_a_run_that_has_begun_is_not_ended_by_its_expiry(app: App, clock: 
     await mailer(app).options(expires_in="10s").enqueue(1)
     job = await start(app)
     clock.advance("12s")
-    assert await app.discard_late() == 0
+    assert await discard_late(app._engine) == 0
     assert (await complete(app, job)).state is State.COMPLETED
 
 
@@ -173,7 +177,7 @@ async def test_the_sweep_ends_what_waits_in_vain(app: App, clock: Clock, state: 
         case "available":
             wanted = (await mail.options(expires_in="30s").enqueue(1)).job
         case "scheduled":
-            wanted = (await mail.options(expires_in="30s", delay="1h").enqueue(1)).job
+            wanted = (await mail.options(expires_in="30s", delay="20s").enqueue(1)).job
         case "retryable":
             await mail.options(expires_in="41s").enqueue(1)
             wanted = await fail(app, await start(app))
@@ -184,21 +188,21 @@ async def test_the_sweep_ends_what_waits_in_vain(app: App, clock: Clock, state: 
             wanted = (await mail.options(expires_in="30s").enqueue(1, "again")).job
     assert wanted.state == state
     clock.advance("29s")
-    assert await app.discard_late() == 0
+    assert await discard_late(app._engine) == 0
     clock.advance("1s")
-    found = await app.store.find(Filter(late_by=clock(), limit=10))
+    found = await app._engine.store.find(Late(namespace="", by=clock(), limit=10))
     assert [job.id for job in found] == [wanted.id]
-    assert await app.discard_late() == 1
+    assert await discard_late(app._engine) == 1
     ended = await app.job(wanted.id)
     assert (ended.state, ended.reason) == (State.DISCARDED, "expired")
-    assert await app.discard_late() == 0
+    assert await discard_late(app._engine) == 0
 
 
 async def test_the_sweep_ends_more_than_one_batch(app: App, clock: Clock) -> None:
     mail = mailer(app).options(expires_in="1s")
     await app.enqueue_many([mail.call(number) for number in range(1_100)])
     clock.advance("1s")
-    await app.sweep()
+    await app.maintenance.sweep()
     assert {job.state for job in await everything(app)} == {State.DISCARDED}
 
 
@@ -229,9 +233,9 @@ async def test_an_expired_holder_found_by_the_sweep_does_the_same(app: App, cloc
     behind = await mail.enqueue(1, "second")
     await snooze(app, job, 60)
     clock.advance("10s")
-    assert await app.sweep() == (0, 0)
+    assert await app.maintenance.sweep() == (0, 0)
     promoted = await app.job(behind.job.id)
-    assert (promoted.state, promoted.held_key) == (State.AVAILABLE, promoted.key)
+    assert (promoted.state, promoted.is_holder) == (State.AVAILABLE, True)
 
 
 async def test_after_expiry_the_same_work_may_be_asked_for_again(app: App, clock: Clock) -> None:
@@ -239,7 +243,7 @@ async def test_after_expiry_the_same_work_may_be_asked_for_again(app: App, clock
     first = await mail.options(expires_in="10s").enqueue(1)
     assert (await mail.enqueue(1)).job.id == first.job.id
     clock.advance("10s")
-    await app.sweep()
+    await app.maintenance.sweep()
     assert (await mail.enqueue(1)).outcome is Outcome.CREATED
 
 
@@ -266,8 +270,8 @@ async def test_an_update_brings_its_own_expiry(app: App, clock: Clock) -> None:
 async def test_a_replayed_letter_that_expired_runs(app: App, clock: Clock) -> None:
     late = await mailer(app).options(expires_in="1s").enqueue(1)
     clock.advance("1s")
-    await app.sweep()
-    await app.replay(late.job.id)
+    await app.maintenance.sweep()
+    await app.dead.replay(late.job.id)
     assert (await run(app)).id == late.job.id
 
 
@@ -349,6 +353,17 @@ async def test_jobs_without_a_partition_are_not_limited_by_shares(app: App) -> N
     assert Counter(job.partition for job in leased) == {"a": 1, "": 6}
 
 
+async def test_a_full_partition_does_not_hide_jobs_from_before_the_queue_had_shares(app: App) -> None:
+    serve, mail = tenants(app, queue="shared"), mailer(app, queue="shared")
+    await app.enqueue_many([serve.call("a", str(number)) for number in range(100)])
+    early = await mail.enqueue(1)
+    app.queue("shared", partition_concurrency=1)
+    assert early.job.partition is None
+    assert whose(await lease(app, total=1)) == ["a"]
+    assert [job.id for job in await lease(app, total=1)] == [early.job.id]
+    assert await lease(app, total=1) == []
+
+
 @pytest.mark.parametrize("limits", [{"concurrency": 2}, {"concurrency": 2, "rate": "100/1m"}])
 async def test_the_end_of_a_run_and_the_start_of_the_next_are_one_turn(app: App, limits: Any) -> None:
     app.queue("narrow", **limits)
@@ -357,11 +372,11 @@ async def test_the_end_of_a_run_and_the_start_of_the_next_are_one_turn(app: App,
     running = await lease(app)
     assert [job.id for job in running] == jobs[:2]
     [ended], begun = await turn(app, running[:1])
-    assert ended.state is State.COMPLETED
+    assert ended.job.state is State.COMPLETED
     assert [job.id for job in begun] == jobs[2:3]
-    assert await turn(app, running[:1]) == ([None], [])  # it has ended, and there is no room
+    assert await turn(app, running[:1]) == ([ended], [])  # it has ended, and there is no capacity
     answers, begun = await turn(app, [running[1], *begun])
-    assert [job.state for job in answers] == [State.COMPLETED] * 2
+    assert [one.job.state for one in answers] == [State.COMPLETED] * 2
     assert [job.id for job in begun] == jobs[3:]
     assert await states(app) == [State.COMPLETED] * 3 + [State.ACTIVE] * 2
 
@@ -434,19 +449,19 @@ async def test_a_queue_starts_no_more_than_its_rate_in_any_span(app: App, clock:
     rates = {"api": Rate(3, timedelta(minutes=1))}
     mail = mailer(app, queue="api")
     await app.enqueue_many([mail.call(number) for number in range(10)])
-    assert await app.store.next_due("", rates) is None
+    assert await next_due(app, "", rates) is None
     assert len(await lease(app, total=2)) == 2
     begun = clock()
     clock.advance("20s")
     assert len(await lease(app)) == 1
     assert await lease(app) == []
-    assert await app.store.next_due("", rates) == begun + timedelta(minutes=1)
+    assert await next_due(app, "", rates) == begun + timedelta(minutes=1)
     clock.advance("39.999999s")
     assert await lease(app) == []
     clock.advance("0.000001s")
     assert len(await lease(app)) == 2
     assert await lease(app) == []
-    assert await app.store.next_due("", rates) == begun + timedelta(seconds=80)
+    assert await next_due(app, "", rates) == begun + timedelta(seconds=80)
     clock.advance("20s")
     assert len(await lease(app)) == 1
 
@@ -494,7 +509,7 @@ async def test_a_rate_counts_no_start_of_the_same_key_in_another_queue(app: App)
     await mail.enqueue(1)
     await mail.options(queue="default", force=True).enqueue(1)
     assert len(await lease(app)) == 2
-    assert await app.store.next_due("", {"api": Rate(2, timedelta(minutes=1))}) is None
+    assert await next_due(app, "", {"api": Rate(2, timedelta(minutes=1))}) is None
 
 
 async def test_the_time_of_a_scheduled_job_may_come_before_a_rate_allows(app: App, clock: Clock) -> None:
@@ -503,7 +518,7 @@ async def test_the_time_of_a_scheduled_job_may_come_before_a_rate_allows(app: Ap
     await lease(app)
     await mailer(app, name="soon").options(delay="5s").enqueue(2)
     rates = {"api": Rate(1, timedelta(minutes=1))}
-    assert await app.store.next_due("", rates) == clock() + timedelta(seconds=5)
+    assert await next_due(app, "", rates) == clock() + timedelta(seconds=5)
 
 
 # ── backpressure ──────────────────────────────────────────────────────────────────────────────────
@@ -519,7 +534,7 @@ async def test_a_full_queue_refuses_what_would_add_a_job(app: App) -> None:
         await mail.enqueue(4)
     assert (refused.value.queue, refused.value.depth, refused.value.limit) == ("small", 3, 3)
     with pytest.raises(QueueFull):
-        mail.enqueue_sync(4)
+        await asyncio.to_thread(mail.enqueue_sync, 4)
     assert (await mail.options(queue="default").enqueue(4)).outcome is Outcome.CREATED
     assert len(await everything(app)) == 4
 
@@ -622,7 +637,7 @@ async def test_a_replayed_letter_and_a_retry_need_no_room(app: App) -> None:
     await mail.enqueue(1)
     dead = await fail(app, await start(app))
     await mail.enqueue(2)
-    assert (await app.replay(dead.id)).outcome is Outcome.CREATED
+    assert (await app.dead.replay(dead.id)).outcome is Outcome.CREATED
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Our tables in PostgreSQL: made once, whoever comes at the same time, and never in somebody else's place."""
+"""The tables in PostgreSQL: created once, also by several processes at once, and never over other tables."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from onejob import App, Unique
 from onejob.errors import SchemaMismatch, StoreError
-from onejob.stores.sql.postgres.schema import SCHEMA
-from onejob.stores.sql.postgres.store import PostgresStore
+from onejob.stores.postgres.schema import SCHEMA
+from onejob.stores.postgres.store import PostgresStore
 from tests.contract.steps import mailer
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ from onejob import App
 print("ready", flush=True)
 sys.stdin.readline()
 app = App(sys.argv[1])
-app.migrate()
+app.maintenance.migrate()
 app.close_sync()
 """
 
@@ -116,11 +116,11 @@ def test_tables_that_are_not_ours_are_refused_and_left_alone(
 ) -> None:
     database.execute("CREATE TABLE onejob_jobs (mine int)")
     app = App(postgres_url)
-    for use in (app.migrate, mailer(app, Unique(by="to")).options().enqueue_sync):
+    for use in (app.maintenance.migrate, mailer(app, Unique(by="to")).options().enqueue_sync):
         with pytest.raises(SchemaMismatch, match="onejob_jobs"):
-            use(*([1] if use != app.migrate else []))
+            use(*([1] if use != app.maintenance.migrate else []))
     assert tables(database) == {"onejob_jobs"}
-    assert app.schema().found == 0
+    assert app.maintenance.schema().found == 0
 
 
 def test_what_is_named_almost_like_ours_stays_and_disturbs_nobody(
@@ -139,16 +139,16 @@ async def test_tables_one_version_ahead_are_used_and_those_further_ahead_refused
     postgres_url: str, database: psycopg.Connection
 ) -> None:
     async with App(postgres_url) as app:
-        app.migrate()
+        app.maintenance.migrate()
     database.execute("INSERT INTO onejob_schema VALUES (%s, 0)", (SCHEMA + 1,))
     async with App(postgres_url) as app:
         assert (await mailer(app, Unique(by="to")).enqueue(1)).outcome == "created"
-        assert app.schema().found == SCHEMA + 1
+        assert app.maintenance.schema().found == SCHEMA + 1
     database.execute("INSERT INTO onejob_schema VALUES (%s, 0)", (SCHEMA + 2,))
     app = App(postgres_url)
     with pytest.raises(SchemaMismatch, match="upgrade onejob"):
         await mailer(app, Unique(by="to")).enqueue(1)
-    assert app.schema().found == SCHEMA + 2
+    assert app.maintenance.schema().found == SCHEMA + 2
     await app.close()
 
 
@@ -156,11 +156,11 @@ async def test_the_script_makes_the_same_tables_and_is_empty_afterwards(
     postgres_url: str, database: psycopg.Connection
 ) -> None:
     async with App(postgres_url) as app:
-        script = app.migration_sql()
-        assert app.schema().found == 0
+        script = app.maintenance.migration_sql()
+        assert app.maintenance.schema().found == 0
         assert tables(database) == set()
-        app.migrate()
-        assert app.migration_sql() == ""
+        app.maintenance.migrate()
+        assert app.maintenance.migration_sql() == ""
     made = anatomy(database)
     database.execute("DROP SCHEMA public CASCADE")
     database.execute("CREATE SCHEMA public")
@@ -168,7 +168,7 @@ async def test_the_script_makes_the_same_tables_and_is_empty_afterwards(
     assert anatomy(database) == made
     async with App(postgres_url) as app:
         assert (await mailer(app, Unique(by="to")).enqueue(1)).outcome == "created"
-        assert app.schema().found == SCHEMA
+        assert app.maintenance.schema().found == SCHEMA
     assert anatomy(database) == made
 
 
@@ -180,6 +180,19 @@ async def test_a_migration_that_fails_leaves_nothing_behind(
     database.execute("CREATE INDEX onejob_leased ON mine (n)")
     app = App(postgres_url)
     with pytest.raises(StoreError, match="onejob_leased"):
-        app.migrate()
+        app.maintenance.migrate()
     assert tables(database) == {"mine"}
     await app.close()
+
+
+def test_tables_of_the_old_layout_are_refused_with_what_to_do(
+    postgres_url: str, database: psycopg.Connection
+) -> None:
+    """Rows from before the squashed schema have other columns, whatever the number of their version."""
+    database.execute("CREATE TABLE onejob_schema (version BIGINT PRIMARY KEY, applied_at BIGINT NOT NULL)")
+    database.execute("INSERT INTO onejob_schema VALUES (1, 0), (2, 0)")
+    database.execute("CREATE TABLE onejob_jobs (id TEXT PRIMARY KEY, held_key BYTEA, next_key BYTEA)")
+    store = PostgresStore(postgres_url)
+    with pytest.raises(SchemaMismatch, match="use a new database"):
+        store.migrate()
+    assert tables(database) == {"onejob_schema", "onejob_jobs"}

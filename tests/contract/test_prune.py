@@ -4,7 +4,7 @@ import pytest
 
 from onejob import App, Outcome, State, Unique
 from onejob.errors import InvalidCall, ResultGone, UnknownJob
-from onejob.stores.contract import Store
+from onejob.stores.contract import FullStore as Store
 from onejob.testing import Clock
 from tests.contract.steps import complete, discard, everything, fail, lease, mailer, run, start
 
@@ -17,15 +17,15 @@ async def test_ended_jobs_are_forgotten_after_their_retention(store: Store, cloc
         await mail.enqueue(2)
         await discard(app)
         await app.cancel((await mail.enqueue(3)).job.id)
-        clock.advance("1h")
-        assert await app.prune() == 0  # not before they are older than that
+        clock.advance("59m59s")
+        assert await app.maintenance.prune() == 0  # not before they are as old as that
         clock.advance("1s")
-        assert await app.prune() == 1
+        assert await app.maintenance.prune() == 1
         assert {job.state for job in await everything(app)} == {State.DISCARDED, State.CANCELLED}
         clock.advance("1h")
-        assert await app.prune() == 1
+        assert await app.maintenance.prune() == 1
         clock.advance("1h")
-        assert await app.prune() == 1
+        assert await app.maintenance.prune() == 1
         assert await everything(app) == []
 
 
@@ -36,8 +36,8 @@ async def test_dead_letters_are_kept_longer_than_successes(app: App, clock: Cloc
     await mail.enqueue(2)
     await discard(app)
     clock.advance("8d")
-    assert await app.prune() == 1
-    assert len(await app.dead()) == 1
+    assert await app.maintenance.prune() == 1
+    assert len(await app.dead.list()) == 1
     with pytest.raises(UnknownJob):
         await app.job(done.job.id)
     with pytest.raises(ResultGone):
@@ -54,7 +54,7 @@ async def test_jobs_that_have_not_ended_are_never_pruned(app: App, clock: Clock)
     await mail.options(delay="1000d").enqueue(3)
     before = await everything(app)
     clock.advance("900d")
-    assert await app.prune() == 0
+    assert await app.maintenance.prune() == 0
     assert await everything(app) == before
 
 
@@ -63,7 +63,7 @@ async def test_case_40_a_record_that_still_holds_stays_as_a_tombstone(app: App, 
     first = await mail.options(meta={"private": "yes"}).enqueue(1, "secret")
     await run(app, "result")
     clock.advance("8d")
-    assert await app.prune() == 0
+    assert await app.maintenance.prune() == 0
     tombstone = await app.job(first.job.id)
     assert tombstone.is_tombstone
     assert (tombstone.arguments, tombstone.metadata, tombstone.result) == ({}, {}, None)
@@ -73,7 +73,7 @@ async def test_case_40_a_record_that_still_holds_stays_as_a_tombstone(app: App, 
     assert (kept.outcome, kept.job.id, kept.payload_differs) == (Outcome.KEPT, first.job.id, True)
     with pytest.raises(ResultGone):
         await kept.result()
-    assert await app.prune() == 0  # and it stays for as long as it holds
+    assert await app.maintenance.prune() == 0  # and it stays for as long as it holds
 
 
 async def test_case_40_a_window_longer_than_the_retention_is_still_enforced(app: App, clock: Clock) -> None:
@@ -81,10 +81,10 @@ async def test_case_40_a_window_longer_than_the_retention_is_still_enforced(app:
     first = await mail.enqueue(1)
     await run(app)
     clock.advance("29d")
-    assert await app.prune() == 0
+    assert await app.maintenance.prune() == 0
     assert (await mail.enqueue(1)).job.id == first.job.id
     clock.advance("1d")
-    assert await app.prune() == 1
+    assert await app.maintenance.prune() == 1
     assert await everything(app) == []
     assert (await mail.enqueue(1)).outcome is Outcome.CREATED
 
@@ -105,11 +105,11 @@ async def test_a_tombstone_is_replaced_like_any_terminal_holder(app: App, clock:
     await mail.enqueue(1, ["a"])
     await run(app)
     clock.advance("8d")
-    await app.prune()
+    await app.maintenance.prune()
     second = await mail.enqueue(1, ["b"])
     assert second.outcome is Outcome.CREATED
     assert second.job.arguments["text"] == ["b"]
-    assert await app.prune() == 1
+    assert await app.maintenance.prune() == 1
 
 
 async def test_a_tombstone_cannot_be_replayed(app: App, clock: Clock) -> None:
@@ -117,9 +117,9 @@ async def test_a_tombstone_cannot_be_replayed(app: App, clock: Clock) -> None:
     first = await mail.enqueue(1)
     await discard(app)
     clock.advance("181d")
-    assert await app.prune() == 0
+    assert await app.maintenance.prune() == 0
     with pytest.raises(InvalidCall):
-        await app.replay(first.job.id)
+        await app.dead.replay(first.job.id)
     await app.delete(first.job.id)
     assert (await mail.enqueue(1)).outcome is Outcome.CREATED
 
@@ -129,13 +129,13 @@ async def test_a_version_stays_known_for_thirty_days_after_its_job(app: App, clo
     await mail.enqueue(1, 5)
     await run(app)
     clock.advance("8d")
-    assert await app.prune() == 0
+    assert await app.maintenance.prune() == 0
     assert (await mail.enqueue(1, 4)).outcome is Outcome.STALE
     clock.advance("21d23h")
-    assert await app.prune() == 0
+    assert await app.maintenance.prune() == 0
     assert (await mail.enqueue(1, 4)).outcome is Outcome.STALE
     clock.advance("1h")
-    assert await app.prune() == 1
+    assert await app.maintenance.prune() == 1
     assert await everything(app) == []
     assert (await mail.enqueue(1, 4)).outcome is Outcome.CREATED
 
@@ -149,10 +149,10 @@ async def test_pruning_passes_tombstones_by_and_forgets_the_rest(app: App, clock
             await app.cancel(admission.job.id)
     held = [await run_one(app) for _ in range(3)]
     clock.advance("8d")
-    assert await app.prune() == 800
+    assert await app.maintenance.prune() == 800
     tombstones = [job for job in await everything(app) if job.is_tombstone]
     assert {job.id for job in tombstones} == set(held)
-    assert await app.prune() == 0
+    assert await app.maintenance.prune() == 0
 
 
 async def run_one(app: App) -> str:

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from onejob import App, Job, Outcome, State, Unique
-from onejob.policy import Until
+from onejob.core.job import Stand
+from onejob.core.policy import Until
 from onejob.testing import Clock
 from tests.contract.steps import (
     BACKOFF,
@@ -60,14 +61,14 @@ async def test_a_successor_waits_as_pending_and_becomes_the_holder(app: App) -> 
     await mail.enqueue(1, "a")
     running = await start(app)
     successor = (await mail.enqueue(1, "b")).job
-    assert (successor.state, successor.held_key, successor.next_key) == (
+    assert (successor.state, successor.key, successor.stand) == (
         State.PENDING,
-        None,
         running.key,
+        Stand.SUCCESSOR,
     )
     await complete(app, running)
     promoted = await app.job(successor.id)
-    assert (promoted.state, promoted.held_key, promoted.next_key) == (State.AVAILABLE, running.key, None)
+    assert (promoted.state, promoted.stand) == (State.AVAILABLE, Stand.HOLDER)
     assert (await mail.enqueue(1, "c")).job.id == successor.id
 
 
@@ -160,7 +161,7 @@ async def test_rule_2b_a_lost_lease_yields_to_the_successor(app: App, clock: Clo
     running = await start(app)
     successor = await mail.enqueue(1, "b")
     clock.advance(LEASE)
-    assert await app.sweep() == (1, 0)
+    assert await app.maintenance.sweep() == (1, 0)
     assert (await app.job(running.id)).superseded_by == successor.job.id
     clock.advance(BACKOFF)
     assert (await start(app)).id == successor.job.id
@@ -248,9 +249,9 @@ async def test_the_successor_does_not_need_a_sweep(app: App) -> None:
     await mail.enqueue(1, "a")
     running = await start(app)
     await mail.enqueue(1, "b")
-    assert await app.sweep() == (0, 0)
+    assert await app.maintenance.sweep() == (0, 0)
     await complete(app, running)
-    assert await app.sweep() == (0, 0)
+    assert await app.maintenance.sweep() == (0, 0)
 
 
 async def only(app: App, state: State) -> Job:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from onejob import App, Outcome, Replay, State, Task, Unique
+from onejob.engine.retention import AT_ONCE, Pruned, prune_in_turn
 from onejob.errors import InvalidPolicy, ResultGone
-from onejob.retention import AT_ONCE, Pruned
-from onejob.stores.contract import Store, Tally
+from onejob.stores.contract import FullStore as Store
+from onejob.stores.contract import Tally
 from onejob.testing import Clock
 from tests.contract.steps import absorbed, complete, discard, everything, lease, mailer, run
 
@@ -35,13 +36,13 @@ async def test_a_task_may_keep_its_jobs_for_shorter_or_for_longer(app: App, cloc
     for task in (brief, long, usual):
         await finish(app, task)
     clock.advance("61m")
-    assert await app.prune() == 1
+    assert await app.maintenance.prune() == 1
     assert await tasks_left(app) == ["long", "usual"]
     clock.advance("8d")
-    assert await app.prune() == 1
+    assert await app.maintenance.prune() == 1
     assert await tasks_left(app) == ["long"]
     clock.advance("23d")
-    assert await app.prune() == 1
+    assert await app.maintenance.prune() == 1
 
 
 async def test_a_task_that_says_nothing_of_a_state_keeps_it_as_the_app_does(app: App, clock: Clock) -> None:
@@ -49,9 +50,9 @@ async def test_a_task_that_says_nothing_of_a_state_keeps_it_as_the_app_does(app:
     await brief.enqueue(1)
     await discard(app)
     clock.advance("179d")
-    assert await app.prune() == 0
+    assert await app.maintenance.prune() == 0
     clock.advance("2d")
-    assert await app.prune() == 1
+    assert await app.maintenance.prune() == 1
 
 
 async def test_zero_means_the_next_pass_and_not_the_end_of_the_run(app: App, clock: Clock) -> None:
@@ -60,7 +61,7 @@ async def test_zero_means_the_next_pass_and_not_the_end_of_the_run(app: App, clo
     await run(app, "done")
     assert await admission.result() == "done"  # whoever waits can still read it
     clock.advance("1ms")
-    assert await app.prune() == 1
+    assert await app.maintenance.prune() == 1
     with pytest.raises(ResultGone):
         await admission.result()
 
@@ -70,7 +71,7 @@ async def test_a_hold_outlives_a_retention_of_zero(app: App, clock: Clock) -> No
     first = await once.enqueue(1, "secret")
     await run(app)
     clock.advance("1ms")
-    assert await app.prune() == 0
+    assert await app.maintenance.prune() == 0
     kept = await once.enqueue(1)
     assert (kept.outcome, kept.job.id, kept.job.is_tombstone) == (Outcome.KEPT, first.job.id, True)
 
@@ -78,24 +79,24 @@ async def test_a_hold_outlives_a_retention_of_zero(app: App, clock: Clock) -> No
 async def test_jobs_of_tasks_that_nobody_declares_any_more_are_forgotten_too(app: App, clock: Clock) -> None:
     await finish(app, mailer(app, name="old"))
     clock.advance("8d")
-    later = App(store=app.store)
+    later = App(store=app._engine.store)
     mailer(later, name="new", retention={"completed": "1h"})
-    assert await later.prune() == 1
+    assert await later.maintenance.prune() == 1
 
 
 async def test_each_namespace_forgets_its_own(app: App, clock: Clock) -> None:
-    brief = App(store=app.store, namespace="brief", retention={"completed": "1h"})
+    brief = App(store=app._engine.store, namespace="brief", retention={"completed": "1h"})
     await finish(app, mailer(app))
     await finish(brief, mailer(brief))
     clock.advance("2h")
-    assert await brief.prune() == 1
+    assert await brief.maintenance.prune() == 1
     assert [job.namespace for job in await everything(app)] == [""]
 
 
 @pytest.mark.parametrize(
     ("policies", "says"),
     [
-        ({"retention": {"active": "1h"}}, "only completed, cancelled, discarded"),
+        ({"retention": {"active": "1h"}}, "only cancelled, completed, discarded"),
         ({"retention": {"completed": -1}}, "negative"),
         ({"replay": 3}, r"write Replay\(times"),
         ({"replay": Replay(after="2d", cap="2d"), "retention": {"discarded": "1d"}}, "forgotten after"),
@@ -116,7 +117,7 @@ async def test_a_pass_forgets_in_batches_and_tells_how_far_it_is(app: App, clock
     await finish(app, mailer(app), 2 * AT_ONCE + 1)  # all at the same instant
     clock.advance("8d")
     told: list[Pruned] = []
-    assert await app.prune(tell=told.append) == 2 * AT_ONCE + 1
+    assert await app.maintenance.prune(report=told.append) == 2 * AT_ONCE + 1
     assert [one.deleted for one in told] == [AT_ONCE, 2 * AT_ONCE, 2 * AT_ONCE + 1]
 
 
@@ -130,11 +131,11 @@ async def test_a_dry_run_tells_what_would_go_and_changes_nothing(app: App, clock
     clock.advance("8d")
     before = await everything(app)
     told: list[Pruned] = []
-    assert await app.prune(dry_run=True, tell=told.append) == 3
+    assert await app.maintenance.prune(dry_run=True, report=told.append) == 3
     assert told[-1] == Pruned(looked_at=6, deleted=3, emptied=3)
     assert await everything(app) == before
     again: list[Pruned] = []
-    assert await app.prune(tell=again.append) == 3
+    assert await app.maintenance.prune(report=again.append) == 3
     assert again[-1] == told[-1]
 
 
@@ -144,51 +145,49 @@ async def test_a_dry_run_tells_what_would_go_and_changes_nothing(app: App, clock
 async def test_of_many_workers_one_does_the_pass(app: App, clock: Clock) -> None:
     await finish(app, mailer(app))
     clock.advance("8d")
-    assert await app.prune_in_turn() == Pruned(1, 1, 0)
-    assert await app.prune_in_turn() is None
+    assert await prune_in_turn(app._engine) == Pruned(1, 1, 0)
+    assert await prune_in_turn(app._engine) is None
     clock.advance("59s")
-    assert await App(store=app.store).prune_in_turn() is None
+    assert await prune_in_turn(App(store=app._engine.store)._engine) is None
     clock.advance("1s")
-    assert await App(store=app.store).prune_in_turn() == Pruned()
+    assert await prune_in_turn(App(store=app._engine.store)._engine) == Pruned()
 
 
 async def test_workers_that_come_at_once_harm_nothing(app: App, clock: Clock) -> None:
     await finish(app, mailer(app), 250)
     clock.advance("8d")
-    done = await asyncio.gather(*(app.prune_in_turn() for _ in range(4)))
+    done = await asyncio.gather(*(prune_in_turn(app._engine) for _ in range(4)))
     assert sum(one.deleted for one in done if one is not None) == 250
     assert await everything(app) == []
 
 
-async def test_a_turn_goes_on_where_the_last_one_ended_and_once_a_day_from_the_beginning(
-    app: App, clock: Clock
-) -> None:
+async def test_a_tombstone_is_looked_at_again_when_its_hold_has_ended(app: App, clock: Clock) -> None:
     weekly = mailer(app, Unique.throttle("8d12h", by="to"), name="weekly")
     mail = mailer(app)
     await finish(app, weekly, 3)
     clock.advance("7d1s")
     await finish(app, mail, 2)
-    assert await app.prune_in_turn() == Pruned(3, 0, 3)  # they hold their keys: tombstones
+    assert await prune_in_turn(app._engine) == Pruned(3, 0, 3)  # they hold their keys: tombstones
     clock.advance("1m")
-    assert await app.prune_in_turn() == Pruned()  # which are not looked at again
+    assert await prune_in_turn(app._engine) == Pruned()  # which are not looked at again
     clock.advance("1d11h58m")
-    assert await app.prune_in_turn() == Pruned(3, 0, 0)  # but after a day
+    assert await prune_in_turn(app._engine) == Pruned()  # nor while they hold
     clock.advance("1m")
-    assert await app.prune_in_turn() == Pruned()
+    assert await prune_in_turn(app._engine) == Pruned(3, 3, 0)
     clock.advance("1d")
-    assert await app.prune_in_turn() == Pruned(3, 3, 0)  # and the holds have ended meanwhile
+    assert await prune_in_turn(app._engine) == Pruned()
     clock.advance("5d")
-    assert await app.prune_in_turn() == Pruned(2, 2, 0)
+    assert await prune_in_turn(app._engine) == Pruned(2, 2, 0)
 
 
-async def test_a_tombstone_that_still_holds_is_not_even_written(app: App, clock: Clock) -> None:
+async def test_a_tombstone_that_holds_for_ever_is_not_read_again(app: App, clock: Clock) -> None:
     await finish(app, mailer(app, Unique.once(by="to")), 3)
     clock.advance("8d")
-    await app.prune()
+    await app.maintenance.prune()
     before = await everything(app)
     told: list[Pruned] = []
-    assert await app.prune(tell=told.append) == 0
-    assert told == [Pruned(3, 0, 0)]
+    assert await app.maintenance.prune(report=told.append) == 0
+    assert told == []
     assert await everything(app) == before
 
 
@@ -208,46 +207,46 @@ async def test_counters_go_with_their_jobs_and_the_sums_stay(app: App, clock: Cl
     await mail.enqueue("live")
     before = (await app.stats()).absorbed
     assert before == {"mail": {"kept": 7}, "note": {"kept": 3}}
-    assert len(await app.store.tallies("")) == 6
+    assert len(await app._engine.store.tallies("")) == 6
 
     clock.advance("8d")
-    assert await app.prune() == 5
+    assert await app.maintenance.prune() == 5
     assert (await app.stats()).absorbed == before
-    left = {(tally.task, tally.job_id): tally.count for tally in await app.store.tallies("")}
+    left = {(tally.task, tally.job_id): tally.count for tally in await app._engine.store.tallies("")}
     assert left == {("mail", ""): 6, ("note", ""): 3, ("mail", live.job.id): 1}
-    assert await app.absorbed(live.job) == 1
+    assert (await app.absorbed())[live.job.id] == 1
 
     await app.delete(live.job.id)
-    assert await app.store.fold("") == 1
-    assert await app.store.fold("") == 0
+    assert await app._engine.store.fold("") == 1
+    assert await app._engine.store.fold("") == 0
     assert (await app.stats()).absorbed == before
-    assert {tally.job_id for tally in await app.store.tallies("")} == {""}
+    assert {tally.job_id for tally in await app._engine.store.tallies("")} == {""}
 
 
 async def test_a_count_that_comes_after_its_job_has_gone_is_folded_in_the_next_time(app: App) -> None:
-    app.store.tally([Tally("", "mail", "kept", "gone", 2), Tally("", "mail", "stale", "gone", 1)])
-    app.store.tally([Tally("other", "mail", "kept", "gone", 5)])
-    assert await app.store.fold("") == 2
-    app.store.tally([Tally("", "mail", "kept", "gone", 3)])
-    assert await app.store.fold("") == 1
+    app._engine.store.count([Tally("", "mail", "kept", "gone", 2), Tally("", "mail", "stale", "gone", 1)])
+    app._engine.store.count([Tally("other", "mail", "kept", "gone", 5)])
+    assert await app._engine.store.fold("") == 2
+    app._engine.store.count([Tally("", "mail", "kept", "gone", 3)])
+    assert await app._engine.store.fold("") == 1
     assert await absorbed(app) == {"kept": 5, "stale": 1}
-    assert [tally.job_id for tally in await app.store.tallies("other")] == ["gone"]
+    assert [tally.job_id for tally in await app._engine.store.tallies("other")] == ["gone"]
 
 
 async def test_folders_that_come_at_once_count_nothing_twice(app: App) -> None:
-    app.store.tally([Tally("", "mail", "kept", f"gone {number}", 1) for number in range(1500)])
-    await asyncio.gather(*(app.store.fold("") for _ in range(4)))
-    [left] = await app.store.tallies("")
+    app._engine.store.count([Tally("", "mail", "kept", f"gone {number}", 1) for number in range(1500)])
+    await asyncio.gather(*(app._engine.store.fold("") for _ in range(4)))
+    [left] = await app._engine.store.tallies("")
     assert (left.job_id, left.count) == ("", 1500)
 
 
 async def test_a_workers_turn_folds_once_an_hour(store: Store, clock: Clock) -> None:
     async with App(store=store) as app:
-        await app.prune_in_turn()
-        store.tally([Tally("", "mail", "kept", "gone", 2)])
+        await prune_in_turn(app._engine)
+        store.count([Tally("", "mail", "kept", "gone", 2)])
         clock.advance("59m")
-        await app.prune_in_turn()
+        await prune_in_turn(app._engine)
         assert [tally.job_id for tally in await store.tallies("")] == ["gone"]
         clock.advance("1m")
-        await app.prune_in_turn()
+        await prune_in_turn(app._engine)
         assert [tally.job_id for tally in await store.tallies("")] == [""]

@@ -11,7 +11,7 @@ import pytest
 
 from onejob import App, Outcome, Task, Unique
 from onejob.errors import InvalidCall, MissingKeyField, UnencodableArgument
-from onejob.stores.contract import Store
+from onejob.stores.contract import FullStore as Store
 from tests.contract.steps import everything, mailer, run, start
 
 PARIS = timezone(timedelta(hours=2))
@@ -47,6 +47,7 @@ async def test_case_01_positional_keyword_and_default_arguments_agree(app: App) 
         pytest.param(1e2, 100, id="case-07-exponent"),
         pytest.param(Decimal("1.50"), Decimal("1.5"), id="case-07-decimal"),
         pytest.param((1, 2), [1, 2], id="case-08-tuple"),
+        pytest.param({2, 1}, [1, 2], id="case-08-set"),
         pytest.param(
             datetime(2026, 1, 1, 12, tzinfo=UTC), datetime(2026, 1, 1, 14, tzinfo=PARIS), id="case-09-instant"
         ),
@@ -87,7 +88,6 @@ async def test_different_work(app: App, one: object, other: object) -> None:
         pytest.param({1: "x"}, id="case-06-non-string-key"),
         pytest.param(float("nan"), id="case-07-nan"),
         pytest.param(float("inf"), id="case-07-infinity"),
-        pytest.param({1, 2}, id="case-08-set"),
         pytest.param(datetime(2026, 1, 1), id="case-09-naive"),  # noqa: DTZ001 - the naive one is the case
         pytest.param("\ud800", id="half-a-surrogate-pair"),
         pytest.param(object(), id="no-json-form"),
@@ -188,7 +188,7 @@ async def test_case_17_a_secret_hides_the_key_and_still_deduplicates(
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="onejob")
     plain = await mailer(App(store=store), Unique(by="to")).enqueue("ada@example.org")
-    async with App(store=store, secret="pepper") as app:
+    async with App(store=store, secret="pepper and coarse salt") as app:
         mail = mailer(app, Unique(by="to"))
         first = await mail.enqueue("ada@example.org")
         again = await mail.enqueue("ada@example.org")
@@ -243,7 +243,7 @@ async def test_case_30_a_namespace_is_always_part_of_the_key(store: Store) -> No
         assert (first.outcome, other.outcome) == (Outcome.CREATED, Outcome.CREATED)
         assert [job.id for job in await north.jobs()] == [first.job.id]
         assert [job.id for job in await north.jobs(key=first.key)] == [first.job.id]
-        assert (await south.stats()).pending == 1
+        assert (await south.stats()).waiting == 1
         assert (await start(south)).id == other.job.id
 
 

@@ -2,16 +2,17 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from onejob import AdmissionBusy, App, Duplicate, Outcome, State, Unique
+from onejob import AdmissionBusy, App, Duplicate, Event, Outcome, State, Unique, report_commits
 from onejob.errors import ForeignConnection, MergeFailed, PayloadMismatch, StoreError, StoreUnavailable
 from onejob.stores.memory import MemoryStore
-from onejob.stores.sql.sqlite import SQLiteStore
+from onejob.stores.sqlite.store import SQLiteStore
 from onejob.testing import Clock
 from tests.contract.steps import absorbed, everything, mailer, run, start
 
@@ -27,7 +28,7 @@ async def app(tmp_path: Path, clock: Clock) -> AsyncIterator[App]:
 
 @pytest.fixture
 def connection(app: App, tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    app.migrate()
+    app.maintenance.migrate()
     with closing(sqlite3.connect(tmp_path / "jobs.db", timeout=BRIEF)) as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY)")
         connection.commit()
@@ -318,7 +319,7 @@ async def test_counts_that_cannot_be_written_now_are_kept_for_later(
     await mail.enqueue(1)
     await mail.enqueue(1)
     connection.execute("BEGIN IMMEDIATE")
-    app.ledger.flush()
+    app._engine.counters.flush()
     connection.rollback()
     assert await absorbed(app) == {"kept": 1}
 
@@ -334,3 +335,42 @@ async def test_a_job_enqueued_inside_a_transaction_runs_after_the_commit_only(
     assert await app.jobs(state="available") == []
     connection.commit()
     assert (await start(app)).arguments["to"] == 1
+
+
+# ── hooks ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_hooks_hear_of_a_callers_transaction_when_an_adapter_reports_its_commit(
+    app: App, connection: sqlite3.Connection
+) -> None:
+    heard: list[tuple[str, str]] = []
+    after_commit: list[Callable[[], None]] = []
+
+    def report(given: Any, fire: Callable[[], None]) -> bool:
+        after_commit.append(fire)
+        return given is connection
+
+    @app.on("created")
+    async def note_created(event: Event) -> None:
+        heard.append((event.kind, event.job.id))
+
+    app.on("deduplicated")(lambda event: heard.append((event.kind, event.job.id)))
+    report_commits(app, report)
+    inside = mailer(app, Unique(by="to")).options(connection=connection)
+    first = await inside.enqueue(1)
+    inside.enqueue_sync(1)
+    assert heard == []
+    connection.commit()
+    for fire in after_commit:
+        fire()
+    assert heard == [("created", first.job.id), ("deduplicated", first.job.id)]
+
+
+async def test_hooks_do_not_hear_of_a_transaction_that_no_adapter_reports(
+    app: App, connection: sqlite3.Connection
+) -> None:
+    heard: list[Event] = []
+    app.on("created")(heard.append)
+    await mailer(app).options(connection=connection).enqueue(1)
+    connection.commit()
+    assert heard == []

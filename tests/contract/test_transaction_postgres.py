@@ -8,6 +8,8 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, closing
+from dataclasses import replace
+from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
 import django.db  # type: ignore[import-untyped]
@@ -18,8 +20,9 @@ from sqlalchemy import create_engine, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onejob import AdmissionBusy, App, Duplicate, Outcome, State, Unique
+from onejob.core.job import Stand
 from onejob.errors import ForeignConnection, InvalidCall, MergeFailed, StoreError, TransactionConflict
-from onejob.stores.sql.postgres.store import PostgresStore
+from onejob.stores.postgres.store import PostgresStore
 from onejob.testing import Clock
 from tests.contract.steps import absorbed, everything, lease, mailer, start, turn
 from tests.contract.visits import LEVELS, WAYS, Isolation, Visit, configure_django, options
@@ -37,7 +40,7 @@ any_level = pytest.mark.parametrize("level", LEVELS)
 @pytest.fixture
 async def app(postgres_url: str, clock: Clock) -> AsyncIterator[App]:
     async with App(store=PostgresStore(postgres_url, clock=clock, admission_timeout=BRIEF)) as app:
-        app.migrate()
+        app.maintenance.migrate()
         yield app
 
 
@@ -100,7 +103,7 @@ async def test_every_outcome_stands_or_falls_with_the_callers_transaction(
         assert after.keys() == made | {job.id for job in before}
         assert after[changed.job.id].arguments["text"] == "new"
         assert after[cancelled.job.id].superseded_by == replaced.job.id
-        assert after[followed.job.id].next_key == running.key
+        assert (after[followed.job.id].key, after[followed.job.id].stand) == (running.key, Stand.SUCCESSOR)
         assert len(await app.holds()) == 7
         assert await absorbed(app) == {"kept": 4, "updated": 1, "rerun": 1}
         assert orders(database) == [1]
@@ -287,7 +290,7 @@ async def test_a_turn_waits_for_nobodys_transaction(app: App, postgres_url: str)
         [held_up, ended], begun = await turn(app, running)
         await visit.rollback()
     assert isinstance(held_up, AdmissionBusy)
-    assert ended.state is State.COMPLETED
+    assert ended.job.state is State.COMPLETED
     assert [job.arguments["to"] for job in begun] == [2]
 
 
@@ -315,7 +318,7 @@ async def test_case_20_the_end_of_the_holders_transaction_decides_what_a_waiting
     async with AsyncExitStack() as stack:
         store = PostgresStore(postgres_url, clock=clock, admission_timeout=30)
         app = await stack.enter_async_context(App(store=store))
-        app.migrate()
+        app.maintenance.migrate()
         database = stack.enter_context(psycopg.connect(postgres_url, autocommit=True, prepare_threshold=None))
         mail = mailer(app, KEEP)
         holder = await stack.enter_async_context(WAYS["psycopg awaited"](postgres_url, "READ COMMITTED"))
@@ -363,7 +366,7 @@ async def test_an_open_transaction_does_not_stop_the_counts_of_others(app: App, 
         await visit.enqueue(mail, 1)
         await mail.enqueue(1)
         async with asyncio.timeout(10 * BRIEF):
-            await asyncio.to_thread(app.ledger.flush)
+            await asyncio.to_thread(app._engine.counters.flush)
         await visit.commit()
     assert await absorbed(app) == {"kept": 2}
 
@@ -411,7 +414,7 @@ async def test_a_connection_to_another_database_is_refused_and_left_as_it_was(
     mail = mailer(app, KEEP)
     if installed:
         async with App(elsewhere) as other:
-            other.migrate()
+            other.maintenance.migrate()
     ways = [way for way in WAYS if way != "Django"]  # whose databases are configured once
     for way in ways:
         async with WAYS[way](elsewhere, "READ COMMITTED") as visit:
@@ -559,17 +562,20 @@ async def test_row_factories_and_codecs_of_the_caller_do_not_disturb(app: App, p
     assert [job.arguments["text"] for job in await everything(app)] == ["d"]
 
 
-async def test_a_commit_wakes_whoever_waits_in_any_process_the_callers_own_included(
+async def test_a_commit_wakes_tasks_that_wait_in_any_process_including_the_callers_own(
     app: App, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onejob.stores.sql.postgres.store.POLL", 60)
+    monkeypatch.setattr("onejob.stores.postgres.store.POLL", 60)
     mail = mailer(app, KEEP)
     async with App(postgres_url) as other, asyncio.timeout(30):
-        seen = [(store, store.pulse()) for store in (app.store, other.store)]
-        await asyncio.gather(*(store.wait(60, pulse) for store, pulse in seen))  # each rings when it listens
+        stores: list[Any] = [app._engine.store, other._engine.store]
+        before = [store._wakeup.count for store in stores]
+        for store in stores:
+            store.position()  # starts to listen, which may notify before the position is read
+        await asyncio.gather(*map(PostgresStore.wait, stores, [60, 60], before))
         async with WAYS["asyncpg"](postgres_url, "READ COMMITTED") as visit:
             await visit.enqueue(mail, 1, "a")
-            seen = [(store, store.pulse()) for store in (app.store, other.store)]
+            seen = [(store, store.position()) for store in stores]
             await visit.commit()
         await asyncio.gather(*(store.wait(60, pulse) for store, pulse in seen))
 
@@ -579,7 +585,8 @@ async def test_behind_a_pooler_nothing_is_prepared_on_the_callers_connection(
     app: App, postgres_url: str, driver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next transaction may be on another connection of the server, which would not know it."""
-    monkeypatch.setattr(app.store._open(), "pooled", True)  # type: ignore[attr-defined] # noqa: SLF001
+    opened = app._engine.store._open()  # type: ignore[attr-defined]
+    monkeypatch.setattr(opened, "server", replace(opened.server, is_pooled=True))
     mail = mailer(app, Unique(by="to"))
     async with WAYS[driver](postgres_url, "READ COMMITTED") as visit:
         for to in range(10):  # psycopg by itself prepares what it is asked more than five times

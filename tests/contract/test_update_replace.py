@@ -1,10 +1,11 @@
 """update and replace against a holder that has not started, or waits for its retry (case 47)."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from onejob import App, Outcome, State, Unique
+from onejob import App, Outcome, Retry, State, Unique
 from onejob.testing import Clock
 from tests.contract.steps import BACKOFF, complete, everything, fail, lease, live, mailer, run, start, states
 
@@ -60,6 +61,22 @@ async def test_case_47_update_takes_queue_and_priority_if_they_are_named(app: Ap
     updated = (await mail.options(priority=9, queue="slow", delay="1h").enqueue(1, "b")).job
     assert (updated.id, updated.queue, updated.priority) == (first.id, "slow", 9)
     assert (updated.run_at, updated.place, updated.state) == (first.run_at, first.place, State.AVAILABLE)
+
+
+async def test_update_takes_retry_and_timeout_if_they_are_named(app: App) -> None:
+    mail = mailer(app, Unique(by="to", on_conflict="update", fields=["retry", "timeout"]))
+    await mail.enqueue(1, "a")
+    again = mail.options(retry=Retry(attempts=9), timeout="30s", priority=3)
+    updated = (await again.enqueue(1, "b")).job
+    assert (updated.retry.attempts, updated.timeout, updated.priority) == (9, 30, 0)
+    assert await app.job(updated.id) == updated
+
+
+async def test_update_leaves_retry_and_timeout_alone_otherwise(app: App) -> None:
+    mail = mailer(app, Unique(by="to", on_conflict="update"))
+    first = (await mail.enqueue(1, "a")).job
+    updated = (await mail.options(retry=Retry(attempts=9), timeout="30s").enqueue(1, "b")).job
+    assert (updated.retry, updated.timeout) == (first.retry, first.timeout)
 
 
 async def test_case_47_update_that_names_the_place_goes_to_the_end_of_the_line(app: App) -> None:
@@ -182,7 +199,7 @@ async def test_replace_of_a_successor_makes_the_newcomer_the_successor(app: App)
 
 @pytest.mark.parametrize("policy", ["update", "replace"])
 async def test_the_terminal_holder_of_a_living_hold_gives_its_key_to_the_newcomer(
-    app: App, policy: str
+    app: App, policy: Any
 ) -> None:
     mail = mailer(app, Unique.once(by="to", on_conflict=policy))
     first = await mail.enqueue(1, "a")

@@ -1,4 +1,4 @@
-"""What a random graph looks like, and what must come of it: the oracle, which knows nothing of onejob."""
+"""Random graphs of chains, and the results they must have. This module knows nothing of onejob."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ class Node:
     length: int
     failures: int
     after: tuple[int, ...]
-    key: int | None  # nodes of one key are one piece of work: the first of them does it
+    key: int | None  # nodes with one key are one piece of work, which the first of them does
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph by its number: the same number makes the same graph."""
+    """A graph; the same number always gives the same graph."""
 
     number: int
     nodes: tuple[Node, ...]
 
-    def standing(self, index: int) -> int:
-        """Tell which node does the work of a node: itself, or the first of its key."""
+    def worker_of(self, index: int) -> int:
+        """Return the node that does the work of a node: itself, or the first with its key."""
         key = self.nodes[index].key
         return index if key is None else next(i for i, node in enumerate(self.nodes) if node.key == key)
 
     def results(self) -> dict[int, int]:
-        """Tell what each node that does work must return: its number, its length and what it waited for."""
+        """Return the result of each node that does work: its number, its length and what it waited for."""
         found: dict[int, int] = {}
         for index, node in enumerate(self.nodes):
-            if self.standing(index) == index:
-                waited = dict.fromkeys(self.standing(other) for other in node.after)
+            if self.worker_of(index) == index:
+                waited = dict.fromkeys(self.worker_of(other) for other in node.after)
                 found[index] = index + node.length + sum(found[other] for other in waited)
         return found
 
 
 def graph(number: int) -> Graph:
-    """Make a graph."""
+    """Return the graph with this number."""
     chance = random.Random(number)
     size = chance.randint(1, LARGEST)
     return Graph(number, tuple(node(index, chance) for index in range(size)))
 
 
 def node(index: int, chance: random.Random) -> Node:
-    """Make a node that may wait for any before it."""
+    """Return a random node, which may wait for any node before it."""
     width = min(index, chance.choice([0, 0, 1, 1, 2, 3, 8]))
     key = chance.randrange(3) if chance.random() < 0.1 else None
     after = () if key is not None else tuple(sorted(chance.sample(range(index), width)))

@@ -1,4 +1,4 @@
-"""Enqueue graphs while processes work on them and die, wait for the end, and compare with the oracle."""
+"""Enqueue graphs while processes work on them and die, wait for the end, and compare with the plan."""
 
 from __future__ import annotations
 
@@ -8,87 +8,79 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from onejob import Admission, App, Job, State
-from onejob.stores.contract import Filter
+from onejob.stores.queries import Listed
+from tests.graphs.app import open_app
 from tests.graphs.plan import Graph
-from tests.graphs.shop import open_app
 
 ROOT = Path(__file__).parents[2]
 WORKERS = 3
-CHANCE = 0.02  # of dying, before a write and after it
+PROBABILITY = 0.02  # of dying, before a write and after it
 
-Places = dict[tuple[int, int], Admission[int]]
+Admissions = dict[tuple[int, int], Admission[int]]  # by graph and node
 
 
-class Company:
-    """Workers that are replaced when they die."""
+class WorkerProcesses:
+    """Worker processes, each replaced when it dies."""
 
-    def __init__(self, url: str, chance: float) -> None:
-        self._command = [sys.executable, "-m", "tests.graphs.shop", url, str(chance)]
-        self._workers = [self._hire() for _ in range(WORKERS)]
+    def __init__(self, url: str, chance: random.Random) -> None:
+        self._command = [sys.executable, "-m", "tests.graphs.app", url, str(PROBABILITY)]
+        self._chance = chance
+        self._processes = [self._start() for _ in range(WORKERS)]
         self.deaths = 0
 
-    def _hire(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self._command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [*self._command, str(self._chance.getrandbits(32))]
+        return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
 
     def refill(self) -> None:
-        """Replace the dead, and kill one at a moment of no meaning."""
-        for index, one in enumerate(self._workers):
-            if one.poll() is not None:
+        """Replace the dead, and sometimes kill one at a random moment."""
+        for index, process in enumerate(self._processes):
+            if process.poll() is not None:
                 self.deaths += 1
-                self._workers[index] = self._hire()
-        if random.random() < 0.05:
-            random.choice(self._workers).kill()
+                self._processes[index] = self._start()
+        if self._chance.random() < 0.05:
+            self._chance.choice(self._processes).kill()
 
-    def end(self) -> None:
-        """Leave none behind."""
-        for one in self._workers:
-            one.kill()
-            one.wait()
-
-
-@contextmanager
-def company(url: str, chance: float = CHANCE) -> Iterator[Company]:
-    """Hire workers, and dismiss them."""
-    hired = Company(url, chance)
-    try:
-        yield hired
-    finally:
-        hired.end()
+    def close(self) -> None:
+        """Kill all."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
 
 
-async def play(url: str, graphs: Sequence[Graph], patience: float) -> int:
-    """Play graphs to their end and check them; tell how many processes died meanwhile."""
+async def play(url: str, graphs: Sequence[Graph], patience: float, chance: random.Random) -> int:
+    """Play graphs to their end and check them; return how many processes died meanwhile."""
     app = open_app(url)
     async with app:
-        with company(url) as workers:
-            places = await enqueue(app, graphs)
-            await ended(app, workers, patience)
-        await check(app, graphs, places)
+        with closing(WorkerProcesses(url, chance)) as workers:
+            admissions = await enqueue(app, graphs)
+            await all_completed(app, workers, patience)
+        await check(app, graphs, admissions)
         return workers.deaths
 
 
-async def enqueue(app: App, graphs: Sequence[Graph]) -> Places:
-    """Enqueue the nodes of graphs, each after those that it waits for."""
+async def enqueue(app: App, graphs: Sequence[Graph]) -> Admissions:
+    """Enqueue the nodes of graphs, each after the nodes that it waits for."""
     node = app.tasks["node"]
-    places: Places = {}
+    admissions: Admissions = {}
     for graph in graphs:
         for index, one in enumerate(graph.nodes):
-            after = [places[graph.number, other] for other in one.after]
+            after = [admissions[graph.number, other] for other in one.after]
             key = index + 1000 if one.key is None else one.key
             call = node.options(after=after) if after else node
-            places[graph.number, index] = await call.enqueue(
-                graph.number, index, key, one.length, one.failures, graph.standing(index)
+            admissions[graph.number, index] = await call.enqueue(
+                graph.number, index, key, one.length, one.failures, graph.worker_of(index)
             )
-    return places
+    return admissions
 
 
-async def ended(app: App, workers: Company, patience: float) -> None:
-    """Wait until nothing is left to do."""
+async def all_completed(app: App, workers: WorkerProcesses, patience: float) -> None:
+    """Wait until every job is completed."""
     ends = time.monotonic() + patience
     while True:
         left = {state: n for state, n in (await app.stats()).by_state.items() if n and state != "completed"}
@@ -99,26 +91,27 @@ async def ended(app: App, workers: Company, patience: float) -> None:
         await asyncio.sleep(0.1)
 
 
-async def check(app: App, graphs: Sequence[Graph], places: Places) -> None:
-    """Compare every chain with the oracle."""
+async def check(app: App, graphs: Sequence[Graph], admissions: Admissions) -> None:
+    """Compare every chain with the plan."""
     chains: defaultdict[str, list[Job]] = defaultdict(list)
-    for job in await every(app):
+    for job in await all_jobs(app):
         chains[job.chain_id].append(job)
     for graph in graphs:
         for index in graph.results():
-            check_node(graph, index, places, chains)
+            check_node(graph, index, admissions, chains)
         for index in range(len(graph.nodes)):
-            stands = places[graph.number, graph.standing(index)].job.chain_id
-            assert places[graph.number, index].job.chain_id == stands, f"{graph.number}, {index}: not shared"
-    asked = {admission.job.chain_id for admission in places.values()}
-    assert chains.keys() == asked, "chains that nobody asked for"
+            shared = admissions[graph.number, graph.worker_of(index)].job.chain_id
+            own = admissions[graph.number, index].job.chain_id
+            assert own == shared, f"{graph.number}, {index}: not shared"
+    requested = {admission.job.chain_id for admission in admissions.values()}
+    assert chains.keys() == requested, "chains that no request created"
 
 
-def check_node(graph: Graph, index: int, places: Places, chains: Mapping[str, list[Job]]) -> None:
-    """Make sure that a chain is whole, came to what it must, and began after all that it waited for."""
+def check_node(graph: Graph, index: int, admissions: Admissions, chains: Mapping[str, list[Job]]) -> None:
+    """Check that a chain is whole, has the right result, and began after all that it waited for."""
 
     def jobs_of(one: int) -> list[Job]:
-        chain = chains[places[graph.number, graph.standing(one)].job.chain_id]
+        chain = chains[admissions[graph.number, graph.worker_of(one)].job.chain_id]
         return sorted(chain, key=lambda job: job.chain_index)
 
     at, node, jobs = f"graph {graph.number}, node {index}", graph.nodes[index], jobs_of(index)
@@ -132,10 +125,12 @@ def check_node(graph: Graph, index: int, places: Places, chains: Mapping[str, li
         assert before <= jobs[0].started_at, f"{at} began before {other} had ended"
 
 
-async def every(app: App) -> list[Job]:
-    """Read every job."""
+async def all_jobs(app: App) -> list[Job]:
+    """Return every job."""
     found: list[Job] = []
-    while page := await app.store.find(Filter(limit=5000, offset=len(found), newest_first=False)):
+    while page := await app._engine.store.find(
+        Listed(namespace=None, limit=5000, offset=len(found), newest_first=False)
+    ):
         found += page
     assert max(Counter(job.id for job in found).values()) == 1
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import sys
 import tempfile
@@ -35,7 +36,7 @@ class Row(NamedTuple):
 
 
 class Progress:
-    """A line that tells what is going on, and how far it is."""
+    """A line on stderr with the phase of the run and how far it is."""
 
     def __init__(self, store: str) -> None:
         self._store = store
@@ -45,7 +46,7 @@ class Progress:
         self._live = sys.stderr.isatty()
 
     def __call__(self, phase: str, detail: str) -> None:
-        """Tell it at once if it is new, else once a second, in place; every ten if nobody looks on."""
+        """Print a new phase at once, else once a second in place, or every ten seconds without a terminal."""
         passed = time.monotonic() - self._began
         if passed >= self._next or phase != self._phase:
             self._phase = phase
@@ -55,7 +56,7 @@ class Progress:
 
 
 def race(store: str, plan: Plan) -> tuple[Row, History, list[Violation]]:
-    """Play a plan and check what was recorded."""
+    """Run a plan and check what was recorded."""
     began, progress = time.monotonic(), Progress(store)
     Run(plan, progress).play()
     played = time.monotonic()
@@ -78,19 +79,19 @@ def race(store: str, plan: Plan) -> tuple[Row, History, list[Violation]]:
 
 
 def report(store: str, history: History, violations: list[Violation], *, verbose: bool) -> None:
-    """Tell what was found, and how often each task gave each answer if that is wanted."""
+    """Print what was found, and with `verbose` how often each task gave each answer."""
     for violation in violations[:20]:
         click.echo(f"{store}: {violation}")
-    told: Counter[tuple[str, str]] = Counter()
+    answers: Counter[tuple[str, str]] = Counter()
     for key, op in history.operations if verbose else ():
         if isinstance(op.ask, Enqueue):
-            told[key.partition("/")[0], getattr(op.answer, "outcome", "unanswered")] += 1
-    for (task, outcome), number in sorted(told.items()):
+            answers[key.partition("/")[0], getattr(op.answer, "outcome", "unanswered")] += 1
+    for (task, outcome), number in sorted(answers.items()):
         click.echo(f"  {task:10} {outcome:10} {number:9,}")
 
 
 def table(rows: list[Row]) -> str:
-    """Write rows under their headings."""
+    """Return rows under their headings."""
     cells = [
         Row._fields,
         *([row.store, f"{row.admissions:,}", *(f"{cell:,.0f}" for cell in row[2:])] for row in rows),
@@ -100,27 +101,36 @@ def table(rows: list[Row]) -> str:
 
 
 @click.command()
-@click.option("--store", "stores", multiple=True, type=click.Choice(list(STORES)), help="All, unless named.")
-@click.option("--url", help="An empty store that is there already, instead.")
+@click.option("--store", "stores", multiple=True, type=click.Choice(list(STORES)), help="Default: all.")
+@click.option("--url", help="Use this existing, empty store instead.")
 @click.option("--clients", default=32, show_default=True, help="Processes that enqueue.")
 @click.option("--keys", default=100, show_default=True)
-@click.option("--admissions", default=200_000, show_default=True, help="Requests in all, per store.")
+@click.option("--admissions", default=200_000, show_default=True, help="Requests per store.")
 @click.option("--seconds", default=1800.0, show_default=True, help="When clients stop at the latest.")
 @click.option("--workers", default=3, show_default=True, help="Processes that run jobs.")
 @click.option("--worker-kills", default=10, show_default=True)
 @click.option("--client-kills", default=0, show_default=True, help="Counters are compared only without any.")
+@click.option("--seed", type=int, help="Repeat what was drawn; default: a new seed, which is printed.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where to keep the history.")
-@click.option("--verbose", is_flag=True, help="Tell how often each task gave each answer.")
+@click.option("--verbose", is_flag=True, help="Print how often each task gave each answer.")
 def main(
-    stores: tuple[str, ...], url: str | None, folder: Path | None, *, verbose: bool, **options: Any
+    stores: tuple[str, ...],
+    url: str | None,
+    folder: Path | None,
+    seed: int | None,
+    *,
+    verbose: bool,
+    **options: Any,
 ) -> None:
-    """Let processes race on few keys, and check all that they were told."""
+    """Let processes race on few keys, and check every answer that they got."""
+    seed = random.SystemRandom().randrange(2**32) if seed is None else seed
+    click.echo(f"--seed {seed}")
     rows: list[Row] = []
     for store in ["given"] if url else (stores or STORES):
         home = folder / store if folder else Path(tempfile.mkdtemp(prefix="onejob-races-"))
         home.mkdir(parents=True, exist_ok=True)
         with nullcontext(url) if url else STORES[store](home) as opened:
-            row, history, violations = race(store, Plan(url=opened, folder=home, **options))
+            row, history, violations = race(store, Plan(url=opened, folder=home, seed=seed, **options))
         report(store, history, violations, verbose=verbose)
         rows.append(row)
         if violations:

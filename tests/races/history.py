@@ -1,7 +1,7 @@
-"""What processes asked of a store and what they were told, written down as it happened.
+"""The calls of processes to a store, and the answers, recorded as they happened.
 
 Each process appends to a file of its own: a line before every call, with what it asks, and a line after it,
-with what it was told, both with the time of CLOCK_MONOTONIC, which all processes of a machine share. A call
+with the answer, both with the time of CLOCK_MONOTONIC, which all processes of a machine share. A call
 without a second line was interrupted, by a kill or by an error: it may have had its effect, then or later,
 or never. `read` turns the files of a run into operations, key by key, for `tests.races.check`.
 """
@@ -38,7 +38,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Ask for work; `payload` is a number that no other request has."""
+    """Request work; `payload` is a number that no other request has."""
 
     key: str
     payload: int
@@ -58,7 +58,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Settle(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Write down how the run with this token went: the name of a lifecycle.Result, or Discarded."""
+    """Store how the run with this token ended: the name of a result, or Discarded."""
 
     job: str
     token: int
@@ -73,55 +73,55 @@ class Renew(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Expire(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Take the job back if its lease has run out."""
+    """Take the job back if its lease has expired."""
 
     job: str
 
 
 class Repair(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Let a successor in whose predecessor is gone."""
+    """Promote a successor whose predecessor has ended."""
 
     job: str
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """End a job by hand, and perhaps the one that waits behind it."""
+    """Cancel a job, and with `successors` also the one that waits behind it."""
 
     job: str
     successors: bool = False
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Free a key by hand."""
+    """Release a key."""
 
     key: str
     force: bool = False
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Read who stands for every key; of one call `read` makes an operation for each key."""
+    """Read the holder and successor of every key; `read` makes of one call an operation per key."""
 
 
-class Rest(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Find that no job of the key is left to run; `read` adds it to the end of a run that was drained."""
+class Idle(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Find that no job of the key is left to run; `read` adds it at the end of a drained run."""
 
 
-Ask = Enqueue | Lease | Start | Settle | Renew | Expire | Repair | Cancel | Release | Look | Rest
+Ask = Enqueue | Lease | Start | Settle | Renew | Expire | Repair | Cancel | Release | Look | Idle
 
 
-# ── what is told ──────────────────────────────────────────────────────────────────────────────────
+# ── what is answered ──────────────────────────────────────────────────────────────────────────────
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """The outcome, the job that stands for the request, and the one that stood there before."""
+    """The outcome, the job that serves the request, and the holder at that moment."""
 
     outcome: str
     job: Seen
     holder: Seen | None = None
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """The job as it is now, or None: the lease is lost, or there was nothing to do."""
+class Shown(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """The job after the operation, or None: the lease is lost, or there was nothing to do."""
 
     job: Seen | None = None
 
@@ -132,8 +132,8 @@ class Leased(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     jobs: list[Seen]
 
 
-class Sighting(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A job that stands for a key, and the key's hash as the store has it."""
+class Observation(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A holder or successor of a key, and the key's hash as the store has it."""
 
     key: str
     hash: str
@@ -143,12 +143,12 @@ class Sighting(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """All holders and all successors."""
 
-    holders: list[Sighting]
-    successors: list[Sighting]
+    holders: list[Observation]
+    successors: list[Observation]
 
 
-class Stood(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Who stood for one key."""
+class KeyState(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """The holder and the successor of one key."""
 
     holder: Seen | None = None
     successor: Seen | None = None
@@ -158,7 +158,7 @@ class Unknown(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """No answer: an error whose effect is unknown."""
 
 
-Answer = Admitted | Told | Leased | Sampled | Stood | Unknown
+Answer = Admitted | Shown | Leased | Sampled | KeyState | Unknown
 
 
 # ── writing ───────────────────────────────────────────────────────────────────────────────────────
@@ -203,7 +203,7 @@ class Close(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     jobs: list[Ended]
     absorbed: list[Absorbed]
-    killed: bool = False  # whether some who counted were killed, and took counts with them
+    killed: bool = False  # whether clients were killed, and their last counts with them
 
 
 class Journal:
@@ -215,13 +215,13 @@ class Journal:
         self._number = 0
 
     def call(self, asks: Sequence[Ask]) -> int:
-        """Note what is about to be asked, and number the call."""
+        """Record what is about to be asked, and return the number of the call."""
         self._number += 1
         self._write(Call(self._number, time.monotonic_ns(), list(asks)))
         return self._number
 
     def back(self, number: int, answers: Sequence[Answer]) -> None:
-        """Note what was told."""
+        """Record the answers to a call."""
         self._write(Return(number, time.monotonic_ns(), list(answers)))
 
     def _write(self, line: Call | Return) -> None:
@@ -229,7 +229,7 @@ class Journal:
 
 
 def write_close(folder: Path, close: Close) -> None:
-    """Keep what the store has when all is over."""
+    """Record what the store has when all is over."""
     (folder / "close").write_bytes(msgspec.json.encode(close))
 
 
@@ -237,9 +237,9 @@ def write_close(folder: Path, close: Close) -> None:
 
 
 class Op(msgspec.Struct, frozen=True, gc=False):
-    """One operation on one key: between `call` and `back` it took effect, at one moment.
+    """One operation on one key, which took effect at one moment between `call` and `back`.
 
-    Without an answer it may have had no effect, or one that came later.
+    Without an answer it may have had no effect, or a later one.
     """
 
     ask: Ask
@@ -251,11 +251,11 @@ class Op(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def unknown(self) -> bool:
-        """Whether nobody knows what became of it."""
+        """Return whether the operation has no answer."""
         return self.answer is None
 
     def __str__(self) -> str:
-        """Tell it in one line."""
+        """Return the operation in one line."""
         ends = "…" if self.back == FOREVER else f"{self.back / 1e9:.6f}"
         return f"{self.call / 1e9:.6f}-{ends} {self.process}: {self.ask} → {self.answer or 'unknown'}"
 
@@ -266,20 +266,20 @@ class History:
 
     keys: dict[str, list[Op]]
     samples: list[Sampled] = field(default_factory=list)
-    leases_lost: list[int] = field(default_factory=list)  # when calls began whose leases nobody was told of
+    leases_lost: list[int] = field(default_factory=list)  # when calls began whose leases have no answer
     jobs: dict[str, Ended] = field(default_factory=dict)
     absorbed: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    killed: bool = False  # whether `absorbed` lacks what callers had counted who were killed
-    drained: bool = False  # whether `jobs` and `absorbed` are the whole truth, and nothing was left to run
+    killed: bool = False  # whether `absorbed` lacks the last counts of killed clients
+    drained: bool = False  # whether `jobs` and `absorbed` are complete, and no job was left to run
 
     @property
     def operations(self) -> Iterator[tuple[str, Op]]:
-        """Go through everything, key by key."""
+        """Yield every operation, key by key."""
         return ((key, op) for key, ops in self.keys.items() for op in ops)
 
 
 def read(folder: Path) -> History:
-    """Read what the processes of a run wrote into a folder."""
+    """Return what the processes of a run recorded in a folder."""
     close = msgspec.json.decode((folder / "close").read_bytes(), type=Close)
     jobs = {ended.job.job: ended for ended in close.jobs}
     reader = _Reader({job: ended.key for job, ended in jobs.items()})
@@ -288,7 +288,7 @@ def read(folder: Path) -> History:
     absorbed = Counter({(a.task, a.outcome, a.job): a.count for a in close.absorbed})
     end = 1 + max((op.back for ops in reader.keys.values() for op in ops if op.back != FOREVER), default=0)
     for ops in reader.keys.values():
-        ops.append(Op(Rest(), Told(), end, end + 1))
+        ops.append(Op(Idle(), Shown(), end, end + 1))
     return History(
         reader.keys, reader.samples, reader.leases_lost, jobs, absorbed, close.killed, drained=True
     )
@@ -320,37 +320,37 @@ class _Reader:
 
     def _enter(self, process: str, call: Call, back: int, answers: Iterable[Answer]) -> None:
         for ask, answer in zip(call.asks, answers, strict=True):
-            for key, asked, told in self._parts(call.at, ask, answer):
-                ends = FOREVER if told is None else back
+            for key, asked, known in self._parts(call.at, ask, answer):
+                ends = FOREVER if known is None else back
                 batch = 0 if isinstance(asked, Start) else call.number
-                self.keys[key].append(Op(asked, told, call.at, ends, process, batch))
+                self.keys[key].append(Op(asked, known, call.at, ends, process, batch))
 
     def _parts(self, at: int, ask: Ask, answer: Answer) -> Iterator[tuple[str, Ask, Answer | None]]:
-        """Give each key its part of a call."""
+        """Yield the part of a call that concerns each key."""
         match ask, answer:
             case Lease(), Leased():
                 for seen in answer.jobs:
-                    yield self._home(seen.job), Start(seen.job, seen.token), Told(seen)
+                    yield self._home(seen.job), Start(seen.job, seen.token), Shown(seen)
             case Lease(), _:
                 self.leases_lost.append(at)
             case Look(), Sampled():
                 self.samples.append(answer)
-                yield from self._stood(answer)
+                yield from self._key_states(answer)
             case Look(), _:
                 pass
-            case ((Expire() | Repair()), Told(None)):
-                pass  # it had not run out, or had ended, or waited for somebody: nothing follows from that
+            case ((Expire() | Repair()), Shown(None)):
+                pass  # the lease was in force, or the job had ended or waited: nothing follows from that
             case ((Enqueue() | Release()), _):
                 yield ask.key, ask, _known(answer)
             case _:
                 assert isinstance(ask, Settle | Renew | Expire | Repair | Cancel)
                 yield self._home(ask.job), ask, _known(answer)
 
-    def _stood(self, sample: Sampled) -> Iterator[tuple[str, Ask, Answer]]:
-        holders = {sighting.key: sighting.job for sighting in sample.holders}
-        successors = {sighting.key: sighting.job for sighting in sample.successors}
+    def _key_states(self, sample: Sampled) -> Iterator[tuple[str, Ask, Answer]]:
+        holders = {observation.key: observation.job for observation in sample.holders}
+        successors = {observation.key: observation.job for observation in sample.successors}
         for key in self._all_keys:
-            yield key, Look(), Stood(holders.get(key), successors.get(key))
+            yield key, Look(), KeyState(holders.get(key), successors.get(key))
 
     def _home(self, job: str) -> str:
         return self._homes.get(job, "?")

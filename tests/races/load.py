@@ -1,4 +1,4 @@
-"""Many clients, few keys: processes enqueue, run, cancel and release at once, and write it all down."""
+"""Many clients, few keys: processes enqueue, run, cancel and release at once, and record everything."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from onejob import Admission, Call, Duplicate, worker
+from onejob import Admission, Call, Duplicate
+from onejob.core.job import INCOMPLETE
 from onejob.errors import InvalidCall, StoreError
-from onejob.job import INCOMPLETE
+from onejob.tasks.task import builder_of
+from onejob.worker import chores
 from tests.races import history
 from tests.races.history import Absorbed, Close, Ended, Enqueue, Journal, Look, write_close
 from tests.races.shop import (
@@ -33,7 +35,7 @@ from tests.races.shop import (
     record,
     sample,
     seen,
-    told,
+    shown,
 )
 
 log = logging.getLogger(__name__)
@@ -41,17 +43,17 @@ log = logging.getLogger(__name__)
 SAMPLE_EVERY = 0.1  # seconds
 TOGETHER = 8
 BULK = 25
-PATIENCE = 120.0  # seconds for what was begun to come to its end
+PATIENCE = 400.0  # seconds; reached only by a run that is stuck
 
 Note = Callable[[Sequence[Admission[None]]], None]
 
 Progress = Callable[[str, str], object]
-"""Is told what is going on, and again and again how far it is."""
+"""Called with the phase of a run, and repeatedly with how far it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much load, and how much harm."""
+    """How much load, how many kills, and the seed of everything random."""
 
     url: str
     folder: Path
@@ -62,9 +64,10 @@ class Plan:
     workers: int = 3
     worker_kills: int = 0
     client_kills: int = 0
+    seed: int = 0
 
     def journal(self, role: str) -> Journal:
-        """Open this process's own."""
+        """Open a journal for this process."""
         return Journal(self.folder / f"{role}-{os.getpid()}.history")
 
 
@@ -72,7 +75,7 @@ class Plan:
 
 
 class Client:
-    """A process that asks for this and that, and does something by hand now and then."""
+    """A process that makes random requests, and sometimes cancels a job or releases a key."""
 
     def __init__(self, plan: Plan, number: int, done: memoryview) -> None:
         self.app = open_shop(plan.url)
@@ -86,7 +89,7 @@ class Client:
         self._recent: deque[str] = deque(maxlen=50)
 
     def requests(self, at_once: int) -> Iterator[list[tuple[Enqueue, Call[None]]]]:
-        """Make requests, some at a time, until there were enough or the time is over."""
+        """Yield requests in batches, until there were enough or the time is over."""
         share = -(-self._plan.admissions // self._plan.clients)
         while (left := share - self._done[self._number]) > 0 and time.monotonic() < self._ends:
             keys = [random.randrange(self._plan.keys) for _ in range(min(at_once, left))]
@@ -103,7 +106,7 @@ class Client:
 
     @contextlib.contextmanager
     def asking(self, asks: Sequence[history.Ask]) -> Iterator[Note]:
-        """Write down requests and their answers; without an answer they stay open for ever."""
+        """Record requests and their answers; a request without an answer stays open for ever."""
         number = self._journal.call(asks)
         try:
             yield partial(self._note, number)
@@ -117,47 +120,47 @@ class Client:
         self._journal.back(number, [admitted(admission) for admission in admissions])
         self._recent.extend((admission.holder or admission.job).id for admission in admissions)
 
-    def wants_to_meddle(self, requests: int = 1) -> bool:
-        """Decide, after so many requests, whether it is time to do something by hand."""
+    def wants_to_intervene(self, requests: int = 1) -> bool:
+        """Decide, after this many requests, whether to cancel a job or release a key now."""
         return bool(self._recent) and random.random() < 0.03 * requests
 
-    async def meddle(self) -> None:
-        """Cancel a job, or both of a key, or release a key."""
-        chance = random.random()
+    async def intervene(self) -> None:
+        """Cancel a job, or both jobs of a key, or release a key."""
+        drawn = random.random()
         try:
-            if chance < 0.8:
-                await self._cancel(random.choice(self._recent), both=chance < 0.2)
+            if drawn < 0.8:
+                await self._cancel(random.choice(self._recent), both=drawn < 0.2)
             else:
-                await self._release(random.randrange(self._plan.keys), force=chance < 0.9)
+                await self._release(random.randrange(self._plan.keys), force=drawn < 0.9)
         except StoreError as error:
             log.warning("unanswered: %r", error)
 
     async def _cancel(self, job_id: str, *, both: bool) -> None:
         number = self._journal.call([history.Cancel(job_id, both)])
         job = await self.app.cancel(job_id, successors=both)
-        self._journal.back(number, [told(job)])
+        self._journal.back(number, [shown(job)])
 
     async def _release(self, n: int, *, force: bool) -> None:
         name = self._names[n % len(self._names)]
-        if name == "latest":  # who lives on without its hold may give way unseen, which takes long to search
+        if name == "latest":  # a job without a hold may end unseen, which takes long to search
             return
-        key = self.app.tasks[name].request((n, 0, 0), {}).job.key
+        key = builder_of(self.app.tasks[name]).request((n, 0, 0), {}).job.key
         assert key is not None
         number = self._journal.call([history.Release(f"{name}/{n}", force)])
         try:
             job = await self.app.release(key, force=force)
         except InvalidCall:  # its holder runs
             job = None
-        self._journal.back(number, [told(job)])
+        self._journal.back(number, [shown(job)])
 
 
 def enqueue_blocking(client: Client) -> None:
     """Enqueue one by one from blocking code."""
     for [(ask, call)] in client.requests(1):
         with client.asking([ask]) as note:
-            note([call.task.enqueue_sync(*call.args)])
-        if client.wants_to_meddle():
-            client.app.portal.run(client.meddle())
+            note([call.enqueue_sync()])
+        if client.wants_to_intervene():
+            client.app._engine.portal.run(client.intervene())
     client.app.close_sync()
 
 
@@ -166,8 +169,8 @@ def enqueue_many_blocking(client: Client) -> None:
     for batch in client.requests(BULK):
         with client.asking([ask for ask, _ in batch]) as note:
             note(client.app.enqueue_many_sync([call for _, call in batch]))
-        if client.wants_to_meddle(BULK):
-            client.app.portal.run(client.meddle())
+        if client.wants_to_intervene(BULK):
+            client.app._engine.portal.run(client.intervene())
     client.app.close_sync()
 
 
@@ -176,12 +179,12 @@ async def enqueue_together(client: Client) -> None:
 
     async def enqueue(ask: Enqueue, call: Call[None]) -> None:
         with client.asking([ask]) as note:
-            note([await call.task.enqueue(*call.args)])
+            note([await call.enqueue()])
 
     async with client.app:
         for batch in client.requests(TOGETHER):
-            meddling = [client.meddle()] if client.wants_to_meddle(TOGETHER) else []
-            await asyncio.gather(*(enqueue(*one) for one in batch), *meddling)
+            interventions = [client.intervene()] if client.wants_to_intervene(TOGETHER) else []
+            await asyncio.gather(*(enqueue(*one) for one in batch), *interventions)
 
 
 async def enqueue_many(client: Client) -> None:
@@ -190,12 +193,12 @@ async def enqueue_many(client: Client) -> None:
         for batch in client.requests(BULK):
             with client.asking([ask for ask, _ in batch]) as note:
                 note(await client.app.enqueue_many([call for _, call in batch]))
-            if client.wants_to_meddle(BULK):
-                await client.meddle()
+            if client.wants_to_intervene(BULK):
+                await client.intervene()
 
 
 def produce(plan: Plan, number: int, done: memoryview) -> None:
-    """Be a client, of one of four kinds."""
+    """Run a client of one of four kinds."""
     client = Client(plan, number, done)
     match number % 4:
         case 0:
@@ -208,27 +211,27 @@ def produce(plan: Plan, number: int, done: memoryview) -> None:
             asyncio.run(enqueue_many(client))
 
 
-# ── workers, and who watches them ─────────────────────────────────────────────────────────────────
+# ── workers and the sampler ───────────────────────────────────────────────────────────────────────
 
 
-def until_told() -> asyncio.Event:
-    """Make an event that SIGTERM sets."""
+def termination() -> asyncio.Event:
+    """Return an event that SIGTERM sets."""
     over = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     return over
 
 
 async def within(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event, but not for ever; tell whether it came."""
+    """Wait for an event, but not for ever; return whether it is set."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
     return event.is_set()
 
 
 async def work(plan: Plan) -> None:
-    """Run jobs in short shifts, and hand back at the end of each what still runs."""
-    worker.SWEEP_EVERY = LEASE.total_seconds() / 4
-    over = until_told()
+    """Run one short-lived worker after another; each hands back what still runs at its end."""
+    chores.SWEEP_EVERY = LEASE.total_seconds() / 4
+    over = termination()
     async with open_shop(plan.url) as app:
         record(app, plan.journal("worker"))
         while not over.is_set():
@@ -238,18 +241,18 @@ async def work(plan: Plan) -> None:
 
 
 async def drain(plan: Plan) -> None:
-    """Bring to its end whatever is left, also what killed workers had."""
-    worker.SWEEP_EVERY = LEASE.total_seconds() / 4
+    """Run everything that is left, including the jobs of killed workers."""
+    chores.SWEEP_EVERY = LEASE.total_seconds() / 4
     async with open_shop(plan.url) as app:
         record(app, plan.journal("worker"))
         async with app.worker(lease=LEASE), asyncio.timeout(PATIENCE):
-            while await app.jobs(state=INCOMPLETE, limit=1):  # noqa: ASYNC110 - the worker tells nobody
+            while await app.jobs(state=INCOMPLETE, limit=1):  # noqa: ASYNC110 - a worker has no event for it
                 await asyncio.sleep(0.05)
 
 
 async def watch(plan: Plan) -> None:
-    """Read again and again who stands for every key."""
-    over = until_told()
+    """Read repeatedly which jobs have every key."""
+    over = termination()
     async with open_shop(plan.url) as app:
         journal = plan.journal("sampler")
         while not await within(over, SAMPLE_EVERY):
@@ -257,33 +260,36 @@ async def watch(plan: Plan) -> None:
             journal.back(number, [await sample(app, plan.keys)])
 
 
-async def conclude(plan: Plan) -> None:
-    """Write down what the store has when all is over."""
+async def record_close(plan: Plan) -> None:
+    """Record what the store has when all is over."""
     async with open_shop(plan.url) as app:
         jobs = await app.jobs(limit=10 * plan.admissions)
         ended = [Ended(key_of(job), seen(job), job.superseded_by, job.reason) for job in jobs]
-        tallies = await app.store.tallies(app.namespace)
+        tallies = await app._engine.store.tallies(app.namespace)
         absorbed = [Absorbed(tally.task, tally.outcome, tally.job_id, tally.count) for tally in tallies]
     write_close(plan.folder, Close(jobs=ended, absorbed=absorbed, killed=plan.client_kills > 0))
 
 
-# ── the stage ─────────────────────────────────────────────────────────────────────────────────────
+# ── the run ───────────────────────────────────────────────────────────────────────────────────────
 
 
-class Stage:
+class Processes:
     """The processes of a run, forked, because Python takes longer to start than some of them live."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._started = 0
         self._alive: dict[int, str] = {}
 
     def start(self, name: str, play: Callable[[], object]) -> int:
-        """Play a role in a process of its own."""
+        """Run a function in a process of its own, with a seed of its own, and return its pid."""
+        self._started += 1
         if pid := os.fork():
             self._alive[pid] = name
             return pid
         code = 1
         try:
-            random.seed()
+            random.seed(f"{self._seed} {self._started}")
             logging.getLogger("onejob").setLevel(logging.CRITICAL)  # jobs that fail are part of the plan
             play()
             code = 0
@@ -293,7 +299,7 @@ class Stage:
             os._exit(code)
 
     def has(self, pid: int) -> bool:
-        """Tell whether a process still lives; one that ended badly ends the run."""
+        """Return whether a process still runs; raise RuntimeError if it ended with an error."""
         if pid not in self._alive:
             return False
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -312,8 +318,8 @@ class Stage:
                 raise RuntimeError(f"{self._alive[pid]} does not end")
             time.sleep(0.01)
 
-    def dismiss(self, *pids: int) -> None:
-        """Ask processes to end, and wait until they have."""
+    def stop(self, *pids: int) -> None:
+        """Send processes SIGTERM, and wait for their ends."""
         for pid in pids:
             os.kill(pid, signal.SIGTERM)
         for pid in pids:
@@ -326,7 +332,7 @@ class Stage:
         os.waitpid(pid, 0)
 
     def clear(self) -> None:
-        """Leave nobody behind."""
+        """Kill all that still run."""
         for pid in list(self._alive):
             self.kill(pid)
 
@@ -337,66 +343,67 @@ class Run:
     def __init__(self, plan: Plan, progress: Progress) -> None:
         self._plan = plan
         self._progress = progress
-        self._stage = Stage()
+        self._chance = random.Random(plan.seed)
+        self._processes = Processes(plan.seed)
         self._done = memoryview(mmap.mmap(-1, 8 * plan.clients)).cast("q")
         self._clients: dict[int, int] = {}  # pid: number
         self._workers: list[int] = []
 
     def play(self) -> None:
-        """Let everybody loose, wait for the clients, bring the rest to its end, and write that down."""
-        plan, stage = self._plan, self._stage
+        """Start everything, wait for the clients, run what is left, and record the end."""
+        plan, processes = self._plan, self._processes
         asyncio.run(prepare(plan))
         try:
-            watcher = stage.start("the sampler", lambda: asyncio.run(watch(plan)))
+            sampler = processes.start("the sampler", lambda: asyncio.run(watch(plan)))
             for _ in range(plan.workers):
-                self._hire()
+                self._start_worker()
             for number in range(plan.clients):
-                self._invite(number)
-            self._see_clients_off()
+                self._start_client(number)
+            self._wait_for_clients()
             self._progress("workers hand back", "")
-            stage.dismiss(*self._workers)
+            processes.stop(*self._workers)
             self._progress("the last worker runs what is left", "")
-            stage.wait(stage.start("the last worker", lambda: asyncio.run(drain(plan))))
-            stage.dismiss(watcher)
+            processes.wait(processes.start("the last worker", lambda: asyncio.run(drain(plan))))
+            processes.stop(sampler)
         finally:
-            stage.clear()
-        asyncio.run(conclude(plan))
+            processes.clear()
+        asyncio.run(record_close(plan))
 
-    def _hire(self) -> None:
-        self._workers.append(self._stage.start("a worker", lambda: asyncio.run(work(self._plan))))
+    def _start_worker(self) -> None:
+        self._workers.append(self._processes.start("a worker", lambda: asyncio.run(work(self._plan))))
 
-    def _invite(self, number: int) -> None:
-        pid = self._stage.start(f"client {number}", lambda: produce(self._plan, number, self._done))
+    def _start_client(self, number: int) -> None:
+        pid = self._processes.start(f"client {number}", lambda: produce(self._plan, number, self._done))
         self._clients[pid] = number
 
-    def _see_clients_off(self) -> None:
-        """Wait for the clients, and do harm meanwhile at even distances."""
+    def _wait_for_clients(self) -> None:
+        """Wait for the clients, and meanwhile kill processes after equal numbers of admissions."""
         plan = self._plan
-        harm = [self._kill_a_worker] * plan.worker_kills + [self._kill_a_client] * plan.client_kills
-        random.shuffle(harm)
-        moments = [plan.admissions * n / (len(harm) + 1) for n in range(1, len(harm) + 1)]
-        while any(map(self._stage.has, list(self._clients))):
+        kills = [self._kill_a_worker] * plan.worker_kills + [self._kill_a_client] * plan.client_kills
+        self._chance.shuffle(kills)
+        moments = [plan.admissions * n / (len(kills) + 1) for n in range(1, len(kills) + 1)]
+        while any(map(self._processes.has, list(self._clients))):
             done = sum(self._done)
             if moments and done > moments[0]:
                 moments.pop(0)
-                harm.pop()()
+                kills.pop()()
             self._progress("racing", f"{done:,} of {plan.admissions:,} admissions")
             time.sleep(0.02)
 
     def _kill_a_worker(self) -> None:
         pid = self._workers.pop(0)
-        self._stage.kill(pid)
-        self._hire()
+        self._processes.kill(pid)
+        self._start_worker()
 
     def _kill_a_client(self) -> None:
-        alive = [pid for pid in self._clients if self._stage.has(pid)]
+        alive = [pid for pid in self._clients if self._processes.has(pid)]
         if alive:
-            pid = random.choice(alive)
-            self._stage.kill(pid)
-            self._invite(self._clients.pop(pid))
+            pid = self._chance.choice(alive)
+            self._processes.kill(pid)
+            self._start_client(self._clients.pop(pid))
 
 
 async def prepare(plan: Plan) -> None:
-    """Make the tables, so that nobody has to wait for them."""
+    """Create the tables, so that no process has to wait for them."""
     async with open_shop(plan.url) as app:
-        app.migrate()
+        app.maintenance.migrate()

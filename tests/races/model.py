@@ -1,12 +1,11 @@
-"""A key and what may be done to it, one act at a time: an oracle.
+"""A model of a key and of all operations on it, one at a time.
 
-This is DESIGN.md §3 told a second time, for policies without windows. It shares no code with onejob, so
-that both must be wrong in the same way for a fault to go unseen. `after` says how an act leaves a key,
-given what the actor was told: nothing, if the key could not have given that answer.
+It implements the rules of deduplication a second time, for policies without windows. It shares no code with
+onejob, so that a fault stays hidden only if both are wrong in the same way. `after` returns how an operation
+with a given answer leaves a key, or None if the key could not have given that answer.
 
-Two things happen to a key without anybody being told. A job's time comes: `after` lets that happen whenever
-an answer needs it. And a worker about to lease a job ends it instead, if a newer version is there:
-`drifts`.
+Two things happen to a key without an answer. A job becomes due: `after` lets that happen whenever an answer
+needs it. And a worker that is about to lease a job ends it instead, if there is a newer version: `drifts`.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from tests.races.history import (
     Cancel,
     Enqueue,
     Expire,
+    Idle,
+    KeyState,
     Look,
     Release,
     Renew,
-    Rest,
     Seen,
     Settle,
+    Shown,
     Start,
-    Stood,
-    Told,
 )
 
 Result = tuple[Answer, "Key"]
 
 
 class Rules(msgspec.Struct, frozen=True, gc=False):
-    """What the policy of a key says."""
+    """The policy of a key."""
 
     on_conflict: str = "keep"
     on_active: str = "keep"
@@ -62,7 +61,7 @@ RULES = {
 
 
 class Key(msgspec.Struct, frozen=True, gc=False):
-    """Who stands for a key, who else of it lives, who has ended, and the newest version ever admitted."""
+    """A key's holder and successor, its other live jobs, its ended jobs, and its newest admitted version."""
 
     holder: Seen | None = None
     successor: Seen | None = None
@@ -75,7 +74,7 @@ class Key(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def live(self) -> tuple[Seen, ...]:
-        """Every job that has not ended."""
+        """Return every job that has not ended."""
         return (*(job for job in (self.holder, self.successor) if job is not None), *self.others)
 
 
@@ -87,9 +86,9 @@ alter = msgspec.structs.replace
 
 
 def after(rules: Rules, key: Key, ask: Ask, answer: Answer | None, fresh: str = "") -> Key | None:
-    """Tell how an act that was answered like this leaves the key, or None if it cannot be.
+    """Return the key after an operation with this answer, or None if the answer is impossible.
 
-    Without an answer, anything that may be is; a job that is made then has the id `fresh`.
+    Without an answer every result is possible; a job that is made then has the id `fresh`.
     """
     for now in (key, *ripened(key)):
         result = act(rules, now, ask, answer, fresh)
@@ -99,7 +98,7 @@ def after(rules: Rules, key: Key, ask: Ask, answer: Answer | None, fresh: str = 
 
 
 def spent(key: Key, ask: Ask) -> bool:
-    """Tell whether an act that may yet come can change nothing any more, whatever comes before it."""
+    """Return whether an operation can change nothing any more, whatever comes before it."""
     if not isinstance(ask, Start | Settle | Renew | Expire | Cancel):
         return False
     job = find(key, ask.job)
@@ -115,14 +114,14 @@ def spent(key: Key, ask: Ask) -> bool:
 
 
 def ripened(key: Key) -> Iterator[Key]:
-    """Let the time of one job come."""
+    """Yield the key after one of its jobs became due."""
     for job in key.live:
         if job.state in {"scheduled", "retryable"}:
             yield put(key, alter(job, state="available"))
 
 
 def drifts(rules: Rules, key: Key) -> Iterator[Key]:
-    """Let a worker end a job that it would have leased, were there not a newer version."""
+    """Yield the key after a worker ended a job instead of leasing it, because of a newer version."""
     if not rules.versioned:
         return
     for job in key.live:
@@ -135,7 +134,7 @@ def matches(expected: Answer, answer: Answer) -> bool:
     if expected == answer:
         return True
     match expected, answer:
-        case Told(Seen() as job), Told(Seen() as seen):
+        case Shown(Seen() as job), Shown(Seen() as seen):
             return faded(job, seen)
         case Admitted(), Admitted():
             same = (expected.outcome, expected.holder) == (answer.outcome, answer.holder)
@@ -145,12 +144,12 @@ def matches(expected: Answer, answer: Answer) -> bool:
 
 
 def faded(job: Seen, seen: Seen) -> bool:
-    """Tell whether this is the job that has ended."""
+    """Return whether an answer shows this job, which has ended."""
     return job.state == "ended" and job.job == seen.job and seen.state in ENDED
 
 
 def act(rules: Rules, key: Key, ask: Ask, answer: Answer | None, fresh: str) -> Result | None:
-    """Do one thing to a key, and say what is told."""
+    """Apply one operation to a key, and return its answer and the key after it."""
     match ask:
         case Enqueue():
             return enqueue(rules, key, ask, answer.job.job if isinstance(answer, Admitted) else fresh)
@@ -158,9 +157,9 @@ def act(rules: Rules, key: Key, ask: Ask, answer: Answer | None, fresh: str) -> 
             return start(rules, key, ask)
         case Settle():
             job = owned(key, ask)
-            return settle(rules, key, job, ask.how) if job else (Told(), key)
+            return settle(rules, key, job, ask.how) if job else (Shown(), key)
         case Renew():
-            return Told(owned(key, ask)), key
+            return Shown(owned(key, ask)), key
         case Expire():
             found = find(key, ask.job)
             return settle(rules, key, found, "Failed") if found and found.state == "active" else None
@@ -169,9 +168,9 @@ def act(rules: Rules, key: Key, ask: Ask, answer: Answer | None, fresh: str) -> 
         case Release():
             return release(key, ask)
         case Look():
-            return Stood(key.holder, key.successor), key
-        case Rest():
-            return None if key.live else (Told(), key)
+            return KeyState(key.holder, key.successor), key
+        case Idle():
+            return None if key.live else (Shown(), key)
         case _:
             return None
 
@@ -180,7 +179,7 @@ def act(rules: Rules, key: Key, ask: Ask, answer: Answer | None, fresh: str) -> 
 
 
 def enqueue(rules: Rules, key: Key, ask: Enqueue, fresh: str) -> Result | None:
-    """Admit a request, by who stands there: the successor if there is one, for it is the newest request."""
+    """Admit a request; it meets the successor if there is one, the newest request, else the holder."""
     job = Seen(fresh, "available", 0, 0, ask.payload, ask.version if rules.versioned else None)
     standing = key.successor or key.holder
     if ask.force:
@@ -198,7 +197,7 @@ def enqueue(rules: Rules, key: Key, ask: Enqueue, fresh: str) -> Result | None:
 
 
 def meet(policy: str, key: Key, standing: Seen, job: Seen) -> Result | None:
-    """Do what the policy says about the one that stands there."""
+    """Apply the policy to the job that the request meets."""
     match policy:
         case "keep":
             return Admitted("kept", standing, standing), key
@@ -223,7 +222,7 @@ def meet(policy: str, key: Key, standing: Seen, job: Seen) -> Result | None:
 
 
 def made(outcome: str, key: Key, job: Seen, holder: Seen | None) -> Result | None:
-    """Answer a request that changed something; there must be an id if it made a job."""
+    """Return the answer to a request that changed something; if it made a job, the id must be known."""
     if not job.job:
         return None
     if job.version is not None:
@@ -232,14 +231,14 @@ def made(outcome: str, key: Key, job: Seen, holder: Seen | None) -> Result | Non
 
 
 def stale(key: Key, version: int) -> bool:
-    """Tell whether this version, or a newer one, was admitted and not withdrawn."""
+    """Return whether this version or a newer one was admitted and not withdrawn."""
     if key.newest is None:
         return False
     return version < key.newest or (version == key.newest and not key.withdrawn)
 
 
 def outdated(key: Key, job: Seen) -> bool:
-    """Tell whether a newer version runs, waits, or has run."""
+    """Return whether a newer version runs, waits, or has run."""
     versions = [other.version for other in key.live if other.version is not None]
     return job.version is not None and job.version < max(key.done, *versions)
 
@@ -248,24 +247,24 @@ def outdated(key: Key, job: Seen) -> bool:
 
 
 def start(rules: Rules, key: Key, ask: Start) -> Result | None:
-    """Lease an available job; under until="start" it lets go of its key."""
+    """Lease an available job; under until="start" this releases its key."""
     job = find(key, ask.job)
     if job is None or job.state != "available" or job.token != ask.token - 1 or outdated(key, job):
         return None
     running = alter(job, state="active", token=job.token + 1, attempt=job.attempt + 1)
     if rules.until_start and job is key.holder:
         key = release(key, Release("", force=True))[1]
-    return Told(running), put(key, running)
+    return Shown(running), put(key, running)
 
 
 def owned(key: Key, ask: Settle | Renew) -> Seen | None:
-    """Find the job if this lease of it is in force."""
+    """Return the job if this lease of it is in force."""
     job = find(key, ask.job)
     return job if job is not None and job.state == "active" and job.token == ask.token else None
 
 
 def settle(rules: Rules, key: Key, job: Seen, how: str) -> Result:
-    """Carry a run to its next state."""
+    """Apply the result of a run."""
     match how:
         case "Completed":
             return end(key, job, "superseded" if outdated(key, job) else "completed")
@@ -278,13 +277,13 @@ def settle(rules: Rules, key: Key, job: Seen, how: str) -> Result:
         case "Snoozed" | "HandedBack":
             state = "scheduled" if how == "Snoozed" else "available"
             waiting = alter(job, state=state, attempt=job.attempt - 1)
-            return Told(waiting), put(key, waiting)
+            return Shown(waiting), put(key, waiting)
         case _:
             raise ValueError(how)
 
 
 def fail(rules: Rules, key: Key, job: Seen, *, final: bool) -> Result:
-    """Retry a failed run, unless somebody asked it to stop, or a newer request waits, or it was the last."""
+    """Retry a failed run, unless it was asked to stop, a newer request waits, or no attempt is left."""
     behind = key.successor if job is key.holder else None
     if job.asked:
         return end(key, job, "cancelled")
@@ -293,24 +292,24 @@ def fail(rules: Rules, key: Key, job: Seen, *, final: bool) -> Result:
     if final or job.attempt >= rules.attempts:
         return end(key, job, "discarded")
     if behind is not None:  # it runs when the retry would have run
-        told, key = end(key, job, "superseded")
-        return told, put(key, alter(behind, state="scheduled"))
+        answer, key = end(key, job, "superseded")
+        return answer, put(key, alter(behind, state="scheduled"))
     waiting = alter(job, state="retryable")
-    return Told(waiting), put(key, waiting)
+    return Shown(waiting), put(key, waiting)
 
 
 def end(key: Key, job: Seen, state: str) -> Result:
-    """End a job; if it held the key, its successor gets it."""
+    """End a job; if it held the key, promote its successor."""
     key = leave(key, job)
     if state == "completed" and job.version is not None:
         key = alter(key, done=max(key.done, job.version))
     if state in {"cancelled", "discarded"} and job.job == key.newest_job:
         key = alter(key, withdrawn=True)
-    return Told(alter(job, state=state)), key
+    return Shown(alter(job, state=state)), key
 
 
 def leave(key: Key, job: Seen | None) -> Key:
-    """Take a job away; if it held the key, its successor is let in."""
+    """Remove a job; if it held the key, promote its successor."""
     if job is None:
         return key
     key = alter(key, gone=key.gone | {job.job})
@@ -322,49 +321,49 @@ def leave(key: Key, job: Seen | None) -> Key:
 
 
 def promoted(key: Key) -> Seen | None:
-    """Let the successor in."""
+    """Return the successor as the new holder."""
     return None if key.successor is None else alter(key.successor, state="available")
 
 
-# ── by hand ───────────────────────────────────────────────────────────────────────────────────────
+# ── cancel and release ────────────────────────────────────────────────────────────────────────────
 
 
 def cancel(key: Key, ask: Cancel) -> Result | None:
-    """End a waiting job, ask a running one to stop."""
+    """End a waiting job, or ask a running one to stop."""
     job = find(key, ask.job)
     if job is None:
-        return (Told(ended(ask.job)), key) if ask.job in key.gone else None
+        return (Shown(ended(ask.job)), key) if ask.job in key.gone else None
     if ask.successors and job is key.holder and key.successor is not None:
         key = end(key, key.successor, "cancelled")[1]
     if job.state != "active":
         return end(key, job, "cancelled")
     stopping = alter(job, asked=True)
-    return Told(stopping), put(key, stopping)
+    return Shown(stopping), put(key, stopping)
 
 
-def release(key: Key, ask: Release) -> tuple[Told, Key]:
-    """Take the key from its holder, who lives on without it, and give it to the successor."""
+def release(key: Key, ask: Release) -> tuple[Shown, Key]:
+    """Take the key from its holder, which continues without it, and promote the successor."""
     if key.holder is None or (key.holder.state == "active" and not ask.force):
-        return Told(), key
-    return Told(key.holder), alter(key, holder=promoted(key), successor=None, others=others(key))
+        return Shown(), key
+    return Shown(key.holder), alter(key, holder=promoted(key), successor=None, others=others(key))
 
 
-# ── the parts ─────────────────────────────────────────────────────────────────────────────────────
+# ── parts of a key ────────────────────────────────────────────────────────────────────────────────
 
 
 def others(key: Key) -> tuple[Seen, ...]:
-    """List who lives without a hold, once the holder does too; in an order that depends on nothing else."""
+    """Return the jobs without a hold, including the present holder, in a fixed order."""
     gone = () if key.holder is None else (key.holder,)
     return tuple(sorted((*key.others, *gone), key=lambda job: job.job))
 
 
 def find(key: Key, job_id: str) -> Seen | None:
-    """Find a live job."""
+    """Return a live job by its id."""
     return next((job for job in key.live if job.job == job_id), None)
 
 
 def put(key: Key, job: Seen) -> Key:
-    """Put a job in the place that it has already."""
+    """Return the key with a new state of a job that it has."""
     if key.holder is not None and key.holder.job == job.job:
         return alter(key, holder=job)
     if key.successor is not None and key.successor.job == job.job:
@@ -373,5 +372,5 @@ def put(key: Key, job: Seen) -> Key:
 
 
 def ended(job_id: str) -> Seen:
-    """Stand for a job that has ended."""
+    """Return a placeholder for a job that has ended."""
     return Seen(job_id, "ended", 0, 0, 0)

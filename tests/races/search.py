@@ -1,19 +1,21 @@
 """Is there an order of these operations that explains every answer? Lowe's search, just in time.
 
 The operations of one key are taken by time. A *world* is a state that the key may be in, together with the
-open operations that have had their effect in it. When an operation returns, every world in which it had
-none yet is led on by all sequences of open operations that end with it and that the model allows; a world
-without such a sequence is given up. When no world is left, no order explains the answers, and the other way
-round.
+open operations that have had their effect in it. When an operation returns, every world in which it has had
+no effect yet is extended by all sequences of open operations that end with it and that the model allows; a
+world without such a sequence is dropped. No order explains the answers if and only if no world is left.
 
-So the search is exact. It is nearly linear all the same, for seven reasons: an answer tells the job, its
-state and its payload before and after, so that of several open operations rarely more than one fits; an
-operation that changes nothing, now or later, takes effect as soon as it can, for no world is the poorer for
-it; equal worlds are one; what has no answer need not happen, so that of two worlds in the same state, the
-one in which less of that has happened can do whatever the other can; of two that asked the same and have
-no answer, the elder happens first; a job that lives without a hold
-concerns nobody else, so that what happens to it waits until an answer is about it; and `tests.races.traces`
-knows what a request without an answer may have done.
+So the search is exact. It is nearly linear all the same, for seven reasons:
+
+- an answer shows the job, its state and its payload before and after, so that of several open operations
+  rarely more than one fits;
+- an operation that changes nothing, now or later, takes effect as soon as it can, which excludes no world;
+- equal worlds are merged;
+- an operation without an answer need not happen, so that of two worlds in the same state the one in which
+  fewer of these have happened allows everything that the other does;
+- of two equal operations without an answer, the older happens first;
+- a job without a hold affects no other job, so that what happens to it waits until an answer shows it;
+- `tests.races.traces` knows what a request without an answer may have done.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.races.history import Ask, Cancel, Ended, Enqueue, Look, Op, Rest
+from tests.races.history import Ask, Cancel, Ended, Enqueue, Idle, Look, Op
 from tests.races.model import FREE, Key, Rules, after, drifts, find, spent
-from tests.races.traces import Traces, unborn
+from tests.races.traces import Traces, uncreated
 
 World = tuple[Key, frozenset[int]]
-"""A state, and what has happened out of what is open."""
+"""A state of the key, and the open operations that have happened in it."""
 
 Watch = Callable[[int], object]
-"""Is told again and again how many worlds are looked at."""
+"""Called repeatedly with the number of worlds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Stuck:
     open: Sequence[Op]
 
     def __str__(self) -> str:
-        """Tell what was possible when it was given."""
+        """Return what was possible when the answer was given."""
         lines = [f"no order of events explains {self.op}"]
         lines += [f"  the key may have been {key}" for key in self.worlds[:5]]
         lines += [f"  open: {op}" for op in self.open if not isinstance(op.ask, Look)]
@@ -56,9 +58,9 @@ def explain(
     ended: Sequence[Ended] = (),
     watch: Watch = bool,
 ) -> Stuck | None:
-    """Look for an order; None if there is one.
+    """Search for an order; return None if there is one.
 
-    Only requests without answer can have made the `orphans`; `ended` is how the store has jobs in the end.
+    Only requests without an answer can have made the `orphans`; `ended` is how the store has jobs in the end.
     """
     search = Search(rules, ops, Traces(rules, ops, orphans, ended), watch)
     for _, returns, index in sorted(moments(ops)):
@@ -70,7 +72,7 @@ def explain(
 
 
 def moments(ops: Sequence[Op]) -> Iterator[tuple[int, bool, int]]:
-    """List when operations are called and when they return; at the same moment calls come first."""
+    """Yield when operations are called and when they return; at the same moment calls come first."""
     for index, op in enumerate(ops):
         yield op.call, False, index
         if not op.unknown:
@@ -93,12 +95,12 @@ class Search:
         self.worlds: set[World] = {(FREE, frozenset())}
 
     def call(self, index: int) -> None:
-        """Let an operation begin."""
+        """Begin an operation."""
         self._open.add(index)
-        self.worlds = {self._let_readers(world, (index,)) for world in self.worlds}
+        self.worlds = {self._apply_readers(world, (index,)) for world in self.worlds}
 
     def back(self, index: int) -> Stuck | None:
-        """Let it end: it has had its effect by now, in every world that is left."""
+        """End an operation: it has had its effect in every world that is left."""
         found = Front(self._unknown)
         for key, done in self.worlds:
             if index in done:
@@ -132,27 +134,27 @@ class Search:
                     ahead.append((key, done))
 
     def _next(self, world: World, goal: int) -> Iterator[World]:
-        """Let one more thing happen on the way to an operation."""
+        """Yield the worlds after one more event on the way to an operation."""
         key, done = world
         for drifted in drifts(self._rules, key):
-            yield self._let_readers((drifted, done), self._open)
+            yield self._apply_readers((drifted, done), self._open)
         apart = self._apart(key, goal)
         for index in self._ready(done, self._open):
             if self._about[index] not in apart and not self._waits_for_twin(index, done):
                 for result in self._effects(key, index):
-                    yield self._let_readers((result, done | {index}), self._open)
+                    yield self._apply_readers((result, done | {index}), self._open)
 
     def _waits_for_twin(self, index: int, done: frozenset[int]) -> bool:
-        """Tell whether the same was asked before, and may happen instead: nobody could tell them apart."""
+        """Return whether an equal, older operation may happen instead: no answer distinguishes the two."""
         twin = self._twin.get(index)
         return twin in self._open and twin not in done
 
     def _apart(self, key: Key, goal: int) -> set[str | None]:
-        """List jobs without a hold whose fate can wait: what is sought does not depend on it.
+        """Return the jobs without a hold whose operations can wait, as the goal does not depend on them.
 
-        It would if something about them came first in a batch, before something that cannot wait.
+        It would if one of these operations came first in a batch, before one that cannot wait.
         """
-        if self._rules.versioned or isinstance(self._ops[goal].ask, Rest):
+        if self._rules.versioned or isinstance(self._ops[goal].ask, Idle):
             return set()
         apart = set[str | None](job.job for job in key.others) - {self._about[goal]}
         while True:
@@ -163,14 +165,14 @@ class Search:
             apart -= first
 
     def _leaders(self, index: int) -> Iterator[int]:
-        """List the open operations that precede this one in its batch."""
+        """Yield the open operations that precede this one in its batch."""
         leader = self._before.get(index)
         while leader in self._open:
             yield leader
             leader = self._before.get(leader)
 
     def _effects(self, key: Key, index: int) -> Iterator[Key]:
-        """Tell how an operation may leave the key."""
+        """Yield how an operation may leave the key."""
         op = self._ops[index]
         if op.unknown and isinstance(op.ask, Enqueue):
             yield from self._guesses(key, op.ask)
@@ -180,8 +182,8 @@ class Search:
                 yield result
 
     def _guesses(self, key: Key, ask: Enqueue) -> Iterator[Key]:
-        """Tell how a request without an answer may leave the key, if it does anything."""
-        for orphan in unborn(key, self._traces.births(ask)):
+        """Yield how a request without an answer may leave the key, if it does anything."""
+        for orphan in uncreated(key, self._traces.creations(ask)):
             made = after(self._rules, key, ask, None, orphan)
             if (
                 made is not None
@@ -195,15 +197,15 @@ class Search:
         ):
             yield updated
 
-    def _let_readers(self, world: World, candidates: Sequence[int] | set[int]) -> World:
-        """Let operations happen that only confirm what is, or can change nothing any more."""
+    def _apply_readers(self, world: World, candidates: Sequence[int] | set[int]) -> World:
+        """Apply operations that only confirm the state, or can change nothing any more."""
         key, done = world
         while readers := [index for index in self._ready(done, candidates) if self._reads(key, index)]:
             done = done.union(readers)
         return key, done
 
     def _reads(self, key: Key, index: int) -> bool:
-        """Tell whether an operation leaves the key as it is, now and whenever it comes."""
+        """Return whether an operation leaves the key as it is, now and whenever it happens."""
         op = self._ops[index]
         if op.unknown:
             lost = isinstance(op.ask, Enqueue) and not self._traces.matters(key, op.ask)
@@ -213,7 +215,7 @@ class Search:
         return after(self._rules, key, op.ask, op.answer) == key
 
     def _ready(self, done: frozenset[int], candidates: Sequence[int] | set[int]) -> Iterator[int]:
-        """List what has not happened, and is next in its batch."""
+        """Yield operations that have not happened and are next in their batch."""
         for index in candidates:
             if index not in done:
                 first = self._before.get(index)
@@ -222,7 +224,7 @@ class Search:
 
 
 class Front:
-    """Worlds of which none can do all that another can."""
+    """Worlds of which none allows everything that another allows."""
 
     def __init__(self, unknown: frozenset[int]) -> None:
         self._unknown = unknown
@@ -230,7 +232,7 @@ class Front:
         self.worlds: set[World] = set()
 
     def add(self, world: World) -> bool:
-        """Take a world in, unless one that is there makes it superfluous."""
+        """Add a world, unless a present one makes it superfluous; return whether it was added."""
         key, done = world
         optional = done & self._unknown
         least = self._least[key, done - optional]
@@ -245,12 +247,12 @@ class Front:
 
 
 def happened(world: World) -> int:
-    """Count what has happened out of what is open."""
+    """Return how many of the open operations have happened."""
     return len(world[1])
 
 
 def twins(ops: Sequence[Op]) -> dict[int, int]:
-    """Find for each operation without an answer the last one before it that asked the same, without one."""
+    """Return for each operation without an answer the last equal one before it, also without an answer."""
     unknown = sorted((op.call, index) for index, op in enumerate(ops) if op.unknown)
     last: dict[Ask, int] = {}
     found: dict[int, int] = {}
@@ -262,7 +264,7 @@ def twins(ops: Sequence[Op]) -> dict[int, int]:
 
 
 def predecessors(ops: Sequence[Op]) -> dict[int, int]:
-    """Find for each operation the one that precedes it in its batch."""
+    """Return for each operation the one that precedes it in its batch."""
     last: dict[tuple[str, int], int] = {}
     found: dict[int, int] = {}
     for index, op in enumerate(ops):

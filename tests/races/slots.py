@@ -1,9 +1,9 @@
 """Do worker processes keep to a queue's limit, and do they use it: python -m tests.races.slots --help.
 
 Four worker processes run jobs of one queue that allows three at once. Every run notes when it began and when
-it ended, by the machine's one clock; afterwards the notes tell how many ran at the same time at most, which
-must not be more than three, and how busy the three places were: the part of the time in which a handler ran
-there, and the part in which the store had a job active there, which is all that a limit can promise.
+it ended, by the machine's monotonic clock. The notes show how many ran at the same time, at most three, and
+how busy the three slots were: the part of the time in which a handler ran there, and the part in which the
+store had a job active there, which is all that a limit can promise.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def open_app(url: str, notes: Path | None = None, work: float = 0) -> tuple[App,
     file = None if notes is None else os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     @app.task(queue="narrow")
-    async def hold_a_place(_number: int) -> None:
+    async def occupy_a_slot(_number: int) -> None:
         began = time.monotonic()
         await asyncio.sleep(work)
         assert file is not None  # only workers run it
@@ -49,14 +49,14 @@ def open_app(url: str, notes: Path | None = None, work: float = 0) -> tuple[App,
         assert started is not None
         os.write(file, b"%f %f %f\n" % (began, time.monotonic(), started.timestamp()))
 
-    return app, hold_a_place
+    return app, occupy_a_slot
 
 
 # ── the processes ─────────────────────────────────────────────────────────────────────────────────
 
 
 async def run_worker(url: str, notes: Path, work: float) -> None:
-    """Be one of the workers until told to stop."""
+    """Work until SIGTERM."""
     app, _ = open_app(url, notes, work)
     async with app:
         worker = app.worker(concurrency=LIMIT, lease=LEASE, grace="5s")
@@ -73,7 +73,7 @@ def spawn(url: str, folder: Path, number: int, work: float) -> subprocess.Popen[
 
 @contextmanager
 def workers(url: str, folder: Path, work: float) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
-    """Have all workers for the length of a block."""
+    """Run all workers for the length of a block."""
     running = {number: spawn(url, folder, number, work) for number in range(WORKERS)}
     try:
         yield running
@@ -87,16 +87,18 @@ def workers(url: str, folder: Path, work: float) -> Iterator[dict[int, subproces
 
 
 def wait_for_all(folder: Path) -> None:
-    """Wait until every worker has begun."""
+    """Wait until every worker has started."""
     while len(list(folder.glob("notes-*"))) < WORKERS:
         time.sleep(0.05)
 
 
-async def feed(url: str, folder: Path, seconds: float, work: float, kills: float | None) -> Span:
-    """Keep work waiting while workers run, and kill one of them now and then; tell the time that counts."""
+async def feed(
+    url: str, folder: Path, seconds: float, work: float, kills: float | None, chance: random.Random
+) -> Span:
+    """Keep jobs waiting while workers run, kill one every `kills` seconds; return the time that counts."""
     app, task = open_app(url)
     async with app:
-        number = int(LIMIT * (seconds + 10) / work)  # more than can be done, so that nobody wants for work
+        number = int(LIMIT * (seconds + 10) / work)  # more than can be done in the time
         await app.enqueue_many([task.call(number) for number in range(number)])
         with workers(url, folder, work) as running:
             await asyncio.to_thread(wait_for_all, folder)
@@ -105,7 +107,7 @@ async def feed(url: str, folder: Path, seconds: float, work: float, kills: float
             while (now := time.monotonic()) < began + seconds:
                 await asyncio.sleep(0.25)
                 if now > kill_at:
-                    number = random.randrange(WORKERS)
+                    number = chance.randrange(WORKERS)
                     running[number].kill()
                     running[number].wait()
                     running[number] = spawn(url, folder, number, work)
@@ -113,12 +115,12 @@ async def feed(url: str, folder: Path, seconds: float, work: float, kills: float
             return began, time.monotonic()
 
 
-# ── what the notes tell ───────────────────────────────────────────────────────────────────────────
+# ── what the notes show ───────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a race has shown."""
+    """The findings of a race."""
 
     runs: int
     most: int
@@ -134,7 +136,7 @@ def judge(folder: Path, counted: Span, settled: Iterable[Span] = ()) -> Finding:
 
 
 def most_at_once(spans: Iterable[Span]) -> int:
-    """Tell how many overlapped at most; one that begins as another ends does not."""
+    """Return how many overlapped at most; a span that begins as another ends does not overlap it."""
     events = sorted([(end, -1) for _, end in spans] + [(begin, 1) for begin, _ in spans])
     now = most = 0
     for _, change in events:
@@ -144,19 +146,19 @@ def most_at_once(spans: Iterable[Span]) -> int:
 
 
 def share(spans: Iterable[Span], counted: Span) -> float:
-    """Tell which part of the places was in use."""
+    """Return the part of the slots that was in use."""
     first, last = counted
     used = sum(max(0.0, min(end, last) - max(begin, first)) for begin, end in spans)
     return used / (LIMIT * (last - first))
 
 
-async def lives(url: str) -> list[Span]:
-    """Read from the store when jobs were active, on the scale of the notes."""
+async def active_spans(url: str) -> list[Span]:
+    """Return when jobs were active by the store, on the clock of the notes."""
     app, _ = open_app(url)
     shift = time.monotonic() - time.time()
     found: list[Span] = []
     async with app:
-        offset = (app.store.now().timestamp() - time.time()) if not url.startswith("sqlite") else 0.0
+        offset = (app._engine.store.now().timestamp() - time.time()) if not url.startswith("sqlite") else 0.0
         page = 2000
         for first in range(0, 1_000_000, page):
             jobs = await app.jobs(state="completed", limit=page, offset=first)
@@ -173,19 +175,19 @@ async def lives(url: str) -> list[Span]:
 # ── the command ───────────────────────────────────────────────────────────────────────────────────
 
 
-def race(store: str, seconds: float, work: float, kills: float | None) -> Finding:
+def race(store: str, seconds: float, work: float, kills: float | None, chance: random.Random) -> Finding:
     """Race on one store."""
     with tempfile.TemporaryDirectory(prefix="onejob-slots-") as name, STORES[store](Path(name)) as url:
         folder = Path(name)
-        counted = asyncio.run(feed(url, folder, seconds, work, kills))
-        return judge(folder, counted, [] if kills else asyncio.run(lives(url)))
+        counted = asyncio.run(feed(url, folder, seconds, work, kills, chance))
+        return judge(folder, counted, [] if kills else asyncio.run(active_spans(url)))
 
 
 def report(store: str, work: float, finding: Finding) -> str:
-    """Say what a race has shown in one line."""
+    """Return the findings of a race in one line."""
     return (
         f"{store:10} jobs of {work * 1000:3.0f} ms: {finding.runs:7,} runs, at most {finding.most} at once, "
-        f"places busy {finding.busy:6.1%}, active {finding.active:6.1%}"
+        f"slots busy {finding.busy:6.1%}, active {finding.active:6.1%}"
     )
 
 
@@ -201,7 +203,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--work", type=float, action="append", help="seconds that a job takes (0.05 and 0.005)"
     )
-    parser.add_argument("--kills", type=float, help="kill -9 a worker every so many seconds")
+    parser.add_argument("--kills", type=float, help="kill -9 a worker every KILLS seconds")
+    parser.add_argument(
+        "--seed", type=int, help="repeat what was drawn (default: a new seed, which is printed)"
+    )
     parser.add_argument("--worker", nargs=2, metavar=("URL", "NOTES"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -213,10 +218,12 @@ def main() -> int:
         url, notes = options.worker
         asyncio.run(run_worker(url, Path(notes), options.work[0]))
         return 0
-    sound = True
+    seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
+    sys.stdout.write(f"--seed {seed}\n")
+    chance, sound = random.Random(seed), True
     for store in options.store or STORES:
         for work in options.work or (0.05, 0.005):
-            finding = race(store, options.seconds, work, options.kills)
+            finding = race(store, options.seconds, work, options.kills, chance)
             sys.stdout.write(report(store, work, finding) + "\n")
             sys.stdout.flush()
             sound = sound and finding.most <= LIMIT and (bool(options.kills) or finding.active >= LEAST)

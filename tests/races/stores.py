@@ -1,4 +1,4 @@
-"""The stores that are raced on. To add one, name here how it is opened for the length of a block."""
+"""The stores that races run on. To add one, name here how it is opened for the length of a block."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Protocol
 from tests import servers
 
 Open = Callable[[Path], AbstractContextManager[str]]
-"""Open an empty store, perhaps in this folder, and give its URL."""
+"""Open an empty store, which may use this folder, and yield its URL."""
 
 
 class Served(Protocol):
-    """What `tests.servers` yields: a server that runs."""
+    """A running server, as `tests.servers` yields it."""
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The server's URL."""
 
 
 def served(start: Callable[[], AbstractContextManager[Served]]) -> Open:
-    """Start a server for the length of a block."""
+    """Return a function that runs a server for the length of a block."""
 
     @contextmanager
     def open_(_folder: Path) -> Iterator[str]:
@@ -34,7 +34,7 @@ def served(start: Callable[[], AbstractContextManager[Served]]) -> Open:
 
 @contextmanager
 def sqlite(folder: Path) -> Iterator[str]:
-    """Make a file."""
+    """Yield the URL of a new file."""
     yield f"sqlite:///{folder / 'jobs.db'}"
 
 

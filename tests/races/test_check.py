@@ -1,4 +1,4 @@
-"""The checker believes what may happen and refutes, by the right rule, what may not."""
+"""The checker accepts histories that may happen and rejects, by the right rule, those that may not."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from tests.races.history import (
     Enqueue,
     Expire,
     History,
+    Idle,
     Journal,
+    KeyState,
     Lease,
     Leased,
     Look,
+    Observation,
     Op,
     Release,
     Renew,
     Repair,
-    Rest,
     Sampled,
     Seen,
     Settle,
-    Sighting,
+    Shown,
     Start,
-    Stood,
-    Told,
     Unknown,
     read,
     write_close,
@@ -48,54 +48,54 @@ NEXT = replace(Y, state="pending")
 
 
 def running(job: Seen, token: int = 1) -> Seen:
-    """Show a job under its first lease, or a later one, without an attempt handed back in between."""
+    """Return a job under its first lease or a later one, with no attempt handed back before."""
     return replace(job, state="active", token=token, attempt=token)
 
 
 def then(job: Seen, state: str) -> Seen:
-    """Show a job in a later state."""
+    """Return a job in a later state."""
     return replace(job, state=state)
 
 
-# ── telling ───────────────────────────────────────────────────────────────────────────────────────
+# ── operations ────────────────────────────────────────────────────────────────────────────────────
 
 When = tuple[int, int]
 
 
 def asked(outcome: str, job: Seen, holder: Seen | None, at: When, *, payload: int = 0, batch: int = 0) -> Op:
-    """Tell of a request and its answer; one that makes a job has the job's payload."""
+    """Return a request and its answer; a request that makes a job has the job's payload."""
     makes = outcome not in {"kept", "rejected", "stale"}
     ask = Enqueue("key", job.payload if makes else payload or 100 + at[0], job.version)
     return Op(ask, Admitted(outcome, job, holder), *at, "client", batch)
 
 
 def unanswered(ask: Ask, call: int) -> Op:
-    """Tell of an act that nobody knows the end of."""
+    """Return an operation without an answer."""
     return Op(ask, None, call, FOREVER)
 
 
-def told(ask: Ask, job: Seen | None, at: When) -> Op:
-    """Tell of any other act."""
-    return Op(ask, Told(job), *at)
+def answered(ask: Ask, job: Seen | None, at: When) -> Op:
+    """Return any other operation and its answer."""
+    return Op(ask, Shown(job), *at)
 
 
 def started(job: Seen, at: When) -> Op:
-    """Tell of a lease."""
-    return told(Start(job.job, job.token), job, at)
+    """Return a lease."""
+    return answered(Start(job.job, job.token), job, at)
 
 
 def settled(how: str, job: Seen, at: When) -> Op:
-    """Tell of the end of a run, which the store took."""
-    return told(Settle(job.job, job.token, how), job, at)
+    """Return the end of a run, which the store accepted."""
+    return answered(Settle(job.job, job.token, how), job, at)
 
 
-def stood(holder: Seen | None, successor: Seen | None, at: When) -> Op:
-    """Tell of a look at the key."""
-    return Op(Look(), Stood(holder, successor), *at)
+def looked(holder: Seen | None, successor: Seen | None, at: When) -> Op:
+    """Return a look at the key."""
+    return Op(Look(), KeyState(holder, successor), *at)
 
 
 def one_run(job: Seen, since: int) -> list[Op]:
-    """Tell of a run that goes well."""
+    """Return a run that succeeds."""
     done = then(running(job), "completed")
     return [started(running(job), (since, since + 1)), settled("Completed", done, (since + 2, since + 3))]
 
@@ -103,8 +103,8 @@ def one_run(job: Seen, since: int) -> list[Op]:
 def drained(
     key: str, ops: list[Op], *jobs: Ended, absorbed: Counter[tuple[str, str, str]] | None = None
 ) -> History:
-    """Tell of a run that has come to its end."""
-    end = Op(Rest(), Told(), FOREVER - 2, FOREVER - 1)
+    """Return a history whose jobs have all ended."""
+    end = Op(Idle(), Shown(), FOREVER - 2, FOREVER - 1)
     counted = Counter() if absorbed is None else absorbed
     return History(
         {key: [*ops, end]}, jobs={ended.job.job: ended for ended in jobs}, absorbed=counted, drained=True
@@ -112,7 +112,7 @@ def drained(
 
 
 def ended(key: str, job: Seen, superseded_by: str | None = None) -> Ended:
-    """Tell of a job as the store has it in the end."""
+    """Return a job as the store has it in the end."""
     return Ended(key, job, superseded_by)
 
 
@@ -140,9 +140,9 @@ GOOD = {
             asked("updated", replace(X, payload=7), X, (2, 3)),
             started(running(replace(X, payload=7)), (4, 5)),
             asked("rerun", NEXT, running(replace(X, payload=7)), (6, 7)),
-            stood(running(replace(X, payload=7)), NEXT, (8, 9)),
+            looked(running(replace(X, payload=7)), NEXT, (8, 9)),
             settled("Failed", then(running(replace(X, payload=7)), "superseded"), (10, 11)),
-            stood(then(Y, "scheduled"), None, (12, 13)),
+            looked(then(Y, "scheduled"), None, (12, 13)),
             *one_run(Y, 14),
         ],
     ),
@@ -154,10 +154,10 @@ GOOD = {
             started(running(Y), (4, 5)),
             asked("rerun", then(Z, "pending"), running(Y), (6, 7)),
             settled("HandedBack", replace(running(Y), state="cancelled", asked=True), (8, 9)),
-            stood(Z, None, (10, 11)),
+            looked(Z, None, (10, 11)),
         ],
     ),
-    "let go at the start": (
+    "released at the start": (
         "start",
         [CREATED, started(running(X), (2, 3)), asked("created", Y, None, (4, 5)), *one_run(Y, 6)],
     ),
@@ -166,7 +166,7 @@ GOOD = {
         [
             asked("created", replace(X, version=5), None, (0, 1)),
             asked("stale", replace(X, version=5), replace(X, version=5), (2, 3)),
-            told(Cancel("X"), replace(X, version=5, state="cancelled"), (4, 5)),
+            answered(Cancel("X"), replace(X, version=5, state="cancelled"), (4, 5)),
             asked("created", replace(Y, version=5), None, (6, 7)),
         ],
     ),
@@ -187,13 +187,13 @@ GOOD = {
             started(running(X), (2, 3)),
             settled("Snoozed", replace(X, state="scheduled", token=1), (4, 5)),
             started(replace(running(X, 2), attempt=1), (6, 7)),
-            told(Expire("X"), replace(X, state="retryable", token=2, attempt=1), (8, 9)),
-            told(Settle("X", 2, "Completed"), None, (8, 20)),
-            told(Renew("X", 2), None, (10, 11)),
+            answered(Expire("X"), replace(X, state="retryable", token=2, attempt=1), (8, 9)),
+            answered(Settle("X", 2, "Completed"), None, (8, 20)),
+            answered(Renew("X", 2), None, (10, 11)),
             asked("kept", replace(X, token=2, attempt=1), replace(X, token=2, attempt=1), (12, 13)),
         ],
     ),
-    "a lease runs out twice, and nobody says so": (
+    "a lease expires twice, without an answer": (
         "keep",
         [
             CREATED,
@@ -210,11 +210,11 @@ GOOD = {
             CREATED,
             started(running(X), (2, 3)),
             asked("rerun", NEXT, running(X), (4, 5)),
-            told(Cancel("X", successors=True), replace(running(X), asked=True), (6, 7)),
-            told(Release("key"), None, (8, 9)),
-            told(Release("key", force=True), replace(running(X), asked=True), (10, 11)),
+            answered(Cancel("X", successors=True), replace(running(X), asked=True), (6, 7)),
+            answered(Release("key"), None, (8, 9)),
+            answered(Release("key", force=True), replace(running(X), asked=True), (10, 11)),
             asked("created", Z, None, (12, 13)),
-            told(Cancel("Y"), then(Y, "cancelled"), (14, 15)),
+            answered(Cancel("Y"), then(Y, "cancelled"), (14, 15)),
         ],
     ),
     "a successor that comes and goes while both are being cancelled": (
@@ -222,10 +222,10 @@ GOOD = {
         [
             CREATED,
             started(running(X), (2, 3)),
-            told(Cancel("X"), replace(running(X), asked=True), (4, 5)),
-            told(Cancel("X", successors=True), replace(running(X), asked=True), (6, 20)),
+            answered(Cancel("X"), replace(running(X), asked=True), (4, 5)),
+            answered(Cancel("X", successors=True), replace(running(X), asked=True), (6, 20)),
             asked("rerun", NEXT, replace(running(X), asked=True), (7, 8)),
-            stood(replace(running(X), asked=True), None, (9, 10)),
+            looked(replace(running(X), asked=True), None, (9, 10)),
         ],
     ),
     "a batch, in its order": (
@@ -245,7 +245,7 @@ GOOD = {
         [
             CREATED,
             unanswered(Enqueue("key", 7), 2),
-            stood(X, None, (3, 4)),
+            looked(X, None, (3, 4)),
             started(running(replace(X, payload=7)), (5, 6)),
         ],
     ),
@@ -255,7 +255,7 @@ GOOD = {
             CREATED,
             started(running(X), (2, 3)),
             unanswered(Settle("X", 1, "Completed"), 4),
-            told(Settle("X", 1, "Completed"), None, (5, 6)),
+            answered(Settle("X", 1, "Completed"), None, (5, 6)),
             asked("created", Y, None, (7, 8)),
         ],
     ),
@@ -263,15 +263,15 @@ GOOD = {
 
 
 @pytest.mark.parametrize("story", GOOD)
-def test_what_may_happen_is_believed(story: str) -> None:
+def test_a_possible_history_is_accepted(story: str) -> None:
     policy, ops = GOOD[story]
     assert check(History({f"{policy}/1": ops})) == []
 
 
-def test_a_lease_that_a_killed_worker_was_given_is_believed() -> None:
+def test_a_lease_that_a_killed_worker_got_is_accepted() -> None:
     ops = [
         CREATED,
-        told(Expire("X"), replace(X, state="retryable", token=1, attempt=1), (8, 9)),
+        answered(Expire("X"), replace(X, state="retryable", token=1, attempt=1), (8, 9)),
         started(running(X, 2), (10, 11)),
     ]
     assert check(History({"keep/1": ops}, leases_lost=[3])) == []
@@ -302,7 +302,7 @@ BAD = {
         "order",
         [CREATED, started(running(X), (2, 3)), asked("kept", X, X, (4, 5))],
     ),
-    "a kept answer shows a payload that nobody sent": (
+    "a kept answer shows a payload that no request had": (
         "keep",
         "order",
         [CREATED, asked("kept", replace(X, payload=3), replace(X, payload=3), (4, 5))],
@@ -313,7 +313,7 @@ BAD = {
         [
             CREATED,
             *one_run(X, 2),
-            stood(None, None, (6, 7)),
+            looked(None, None, (6, 7)),
             asked("created", Y, None, (8, 9)),
             asked("kept", Y, Y, (6, 7)),
         ],
@@ -344,12 +344,12 @@ BAD = {
         [
             CREATED,
             started(running(X), (2, 3)),
-            told(Expire("X"), then(running(X), "retryable"), (4, 5)),
+            answered(Expire("X"), then(running(X), "retryable"), (4, 5)),
             started(running(X, 2), (6, 7)),
             settled("Completed", then(running(X), "completed"), (8, 9)),
         ],
     ),
-    "a lease ran out twice, and was taken back once by then": (
+    "a lease expired twice, and was taken back once by then": (
         "keep",
         "order",
         [
@@ -364,7 +364,7 @@ BAD = {
     "a result refused, though the lease was in force": (
         "keep",
         "order",
-        [CREATED, started(running(X), (2, 3)), told(Settle("X", 1, "Completed"), None, (4, 5))],
+        [CREATED, started(running(X), (2, 3)), answered(Settle("X", 1, "Completed"), None, (4, 5))],
     ),
     "a run with an old payload": (
         "coalesce",
@@ -406,7 +406,7 @@ BAD = {
             started(running(Y), (6, 7)),
         ],
     ),
-    "a successor that is not let in": (
+    "a successor that is not promoted": (
         "coalesce",
         "order",
         [
@@ -414,7 +414,7 @@ BAD = {
             started(running(X), (2, 3)),
             asked("rerun", NEXT, running(X), (4, 5)),
             settled("Completed", DONE_X, (6, 7)),
-            stood(None, NEXT, (8, 9)),
+            looked(None, NEXT, (8, 9)),
         ],
     ),
     "a successor that had to be repaired": (
@@ -425,7 +425,7 @@ BAD = {
             started(running(X), (2, 3)),
             asked("rerun", NEXT, running(X), (4, 5)),
             settled("Completed", DONE_X, (6, 7)),
-            told(Repair("Y"), Y, (8, 9)),
+            answered(Repair("Y"), Y, (8, 9)),
         ],
     ),
     "an older version after a newer": (
@@ -449,19 +449,19 @@ BAD = {
     "a job that was cancelled and starts": (
         "keep",
         "order",
-        [CREATED, told(Cancel("X"), then(X, "cancelled"), (2, 3)), started(running(X), (4, 5))],
+        [CREATED, answered(Cancel("X"), then(X, "cancelled"), (2, 3)), started(running(X), (4, 5))],
     ),
     "a job that ended twice": (
         "keep",
         "endings",
-        [CREATED, *one_run(X, 2), told(Cancel("X"), then(running(X), "cancelled"), (8, 9))],
+        [CREATED, *one_run(X, 2), answered(Cancel("X"), then(running(X), "cancelled"), (8, 9))],
     ),
     "a batch out of order": (
         "keep",
         "order",
         [asked("kept", X, X, (0, 9), batch=4), asked("created", X, None, (0, 9), batch=4)],
     ),
-    "a job that nobody asked for": ("keep", "order", [asked("kept", X, X, (5, 6))]),
+    "a job that no request made": ("keep", "order", [asked("kept", X, X, (5, 6))]),
     "an unanswered request made two jobs": (
         "keep",
         "order",
@@ -471,20 +471,20 @@ BAD = {
 
 
 @pytest.mark.parametrize("story", BAD)
-def test_what_may_not_happen_is_refuted(story: str) -> None:
+def test_an_impossible_history_is_rejected(story: str) -> None:
     policy, rule, ops = BAD[story]
     violations = check(History({f"{policy}/1": ops}))
     assert rule in {violation.rule for violation in violations}, violations
 
 
-def test_a_job_that_does_not_exist_is_missed() -> None:
+def test_a_job_that_does_not_exist_is_reported() -> None:
     history = drained(
         "keep/1", [CREATED, *one_run(X, 2), asked("kept", Y, Y, (3, 4))], ended("keep/1", DONE_X)
     )
     assert "untrue answer: keep/1: Y does not exist" in " ".join(map(str, check(history)))
 
 
-FIRST, SECOND = Sighting("keep/1", "aa", X), Sighting("keep/1", "aa", Y)
+FIRST, SECOND = Observation("keep/1", "aa", X), Observation("keep/1", "aa", Y)
 
 
 @pytest.mark.parametrize(
@@ -493,12 +493,12 @@ FIRST, SECOND = Sighting("keep/1", "aa", X), Sighting("keep/1", "aa", Y)
         Sampled([FIRST, SECOND], []),
         Sampled([FIRST], [SECOND, replace(SECOND, job=Z)]),
         Sampled([replace(FIRST, job=DONE_X)], []),
-        Sampled([FIRST, Sighting("keep/2", "aa", Z)], []),
-        Sampled([FIRST], [Sighting("keep/1", "bb", NEXT)]),
+        Sampled([FIRST, Observation("keep/2", "aa", Z)], []),
+        Sampled([FIRST], [Observation("keep/1", "bb", NEXT)]),
     ],
 )
 def test_a_sample_shows_one_holder_and_one_successor_of_a_key(sample: Sampled) -> None:
-    good = Sampled([FIRST, Sighting("keep/2", "cc", Z)], [replace(SECOND, job=NEXT)])
+    good = Sampled([FIRST, Observation("keep/2", "cc", Z)], [replace(SECOND, job=NEXT)])
     assert check(History({}, samples=[good])) == []
     assert {violation.rule for violation in check(History({}, samples=[good, sample]))} == {"two holders"}
 
@@ -519,20 +519,20 @@ def test_every_accepted_request_is_covered_by_a_run() -> None:
     ("rule", "last"),
     [
         ("endings", NEXT),  # a dead successor
-        ("lost request", then(Y, "cancelled")),  # that nobody cancelled
-        ("lost request", then(Y, "superseded")),  # by nobody
+        ("lost request", then(Y, "cancelled")),  # that no client cancelled
+        ("lost request", then(Y, "superseded")),  # by no job
     ],
 )
-def test_a_request_that_was_lost_is_missed(rule: str, last: Seen) -> None:
+def test_a_lost_request_is_reported(rule: str, last: Seen) -> None:
     ops = [*FOLLOWED, settled("Completed", DONE_X, (6, 7))]
     jobs = ended("coalesce/1", DONE_X), ended("coalesce/1", last)
     violations = check(drained("coalesce/1", ops, *jobs, absorbed=COUNTED))
     assert rule in {violation.rule for violation in violations}
 
 
-def test_a_request_may_be_cancelled_by_hand_or_covered_by_another_job() -> None:
-    by_hand = [CREATED, told(Cancel("X"), then(X, "cancelled"), (2, 3))]
-    assert check(drained("keep/1", by_hand, ended("keep/1", then(X, "cancelled")))) == []
+def test_a_request_may_be_cancelled_or_covered_by_another_job() -> None:
+    cancelled = [CREATED, answered(Cancel("X"), then(X, "cancelled"), (2, 3))]
+    assert check(drained("keep/1", cancelled, ended("keep/1", then(X, "cancelled")))) == []
     replaced = [CREATED, asked("replaced", Y, X, (2, 3)), *one_run(Y, 4)]
     jobs = ended("replace/1", then(X, "superseded"), "Y"), ended("replace/1", DONE_Y)
     assert check(drained("replace/1", replaced, *jobs)) == []
@@ -544,24 +544,24 @@ KEPT = [CREATED, asked("kept", X, X, (0, 5)), *one_run(X, 6)]
 @pytest.mark.parametrize(
     ("jobs", "absorbed"),
     [
-        ([DONE_X], {}),  # the ledger lost one
+        ([DONE_X], {}),  # the store lost one
         ([DONE_X], {("keep", "kept", "X"): 2}),  # or made one up
-        ([DONE_X], {("keep", "kept", "Y"): 1}),  # or gave it to another
+        ([DONE_X], {("keep", "kept", "Y"): 1}),  # or counted it for another
         ([DONE_X, DONE_Y], {("keep", "kept", "X"): 1}),  # a job that no call made
         ([], {("keep", "kept", "X"): 1}),  # a job that is gone
     ],
 )
-def test_accounts_that_do_not_add_up_are_refuted(
+def test_counters_that_do_not_add_up_are_rejected(
     jobs: list[Seen], absorbed: dict[tuple[str, str, str], int]
 ) -> None:
     right = drained("keep/1", KEPT, ended("keep/1", DONE_X), absorbed=Counter({("keep", "kept", "X"): 1}))
     assert check(right) == []
     wrong = drained("keep/1", KEPT, *(ended("keep/1", job) for job in jobs), absorbed=Counter(absorbed))
-    assert "accounts" in {violation.rule for violation in check(wrong)}
+    assert "counters" in {violation.rule for violation in check(wrong)}
 
 
 @pytest.mark.parametrize(("number", "right"), [(0, True), (1, True), (2, False)])
-def test_a_killed_caller_may_take_counts_with_it_but_leave_none(number: int, right: bool) -> None:  # noqa: FBT001
+def test_a_killed_caller_may_lose_counts_but_not_add_any(number: int, right: bool) -> None:  # noqa: FBT001
     counted = Counter({("keep", "kept", "X"): number})
     history = drained("keep/1", KEPT, ended("keep/1", DONE_X), absorbed=counted)
     assert (check(dataclasses.replace(history, killed=True)) == []) is right
@@ -573,11 +573,11 @@ def test_a_killed_caller_may_take_counts_with_it_but_leave_none(number: int, rig
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     acts: list[tuple[list[Ask], list[Answer]]] = [
         ([Enqueue("keep/1", 1)], [Admitted("created", X)]),
-        ([Look()], [Sampled([Sighting("keep/1", "aa", X)], [])]),
+        ([Look()], [Sampled([Observation("keep/1", "aa", X)], [])]),
         ([Lease()], [Leased([running(X)])]),
         ([Enqueue("keep/1", 2), Enqueue("keep/1", 3)], [Admitted("kept", running(X), running(X))] * 2),
-        ([Renew("X", 1), Expire("X")], [Unknown(), Told()]),
-        ([Settle("X", 1, "Completed")], [Told(DONE_X)]),
+        ([Renew("X", 1), Expire("X")], [Unknown(), Shown()]),
+        ([Settle("X", 1, "Completed")], [Shown(DONE_X)]),
     ]
     journal = Journal(tmp_path / "someone.history")
     for asks, answers in acts:
@@ -590,7 +590,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
     history = read(tmp_path)
     kinds = [type(op.ask).__name__ for op in history.keys["keep/1"]]
-    assert kinds == ["Enqueue", "Look", "Start", "Enqueue", "Enqueue", "Renew", "Settle", "Enqueue", "Rest"]
+    assert kinds == ["Enqueue", "Look", "Start", "Enqueue", "Enqueue", "Renew", "Settle", "Enqueue", "Idle"]
     assert [op.unknown for op in history.keys["keep/1"]] == [False] * 5 + [True, False, True, False]
     assert len(history.leases_lost) == 1
     assert check(history) == []

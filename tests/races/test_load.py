@@ -1,4 +1,4 @@
-"""Clients, workers and meddlers race on a few keys of a real store, and every answer they got is checked."""
+"""Processes race on few keys of a real store, and every answer that they got is checked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,64 +18,68 @@ from tests.races.check import check
 from tests.races.history import ENDED, Admitted, History, Op, read
 from tests.races.stores import STORES
 
-pytestmark = pytest.mark.races
+pytestmark = [pytest.mark.races, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
-HARM = {
-    "nobody dies": ("--worker-kills=0", "--client-kills=0"),
-    "some die": ("--worker-kills=4", "--client-kills=4"),
+KILLS = {
+    "without kills": ("--worker-kills=0", "--client-kills=0"),
+    "with kills": ("--worker-kills=4", "--client-kills=4"),
 }
-PATIENCE = 100.0  # seconds
+PATIENCE = 600.0  # seconds; reached only by a race that is stuck
 
 
 def race(url: str, folder: Path, *options: str) -> None:
     """Run the load as `make races` does, but less of it."""
     admissions = 1500 if url.startswith("postgresql") else 4000
-    size = ("--clients=8", "--keys=20", f"--admissions={admissions}", "--seconds=60")
+    size = ("--clients=8", "--keys=20", f"--admissions={admissions}", f"--seconds={PATIENCE}")
     command = [sys.executable, "-m", "tests.races", "--url", url, "--folder", str(folder), *size, *options]
-    run(command, folder / "said", PATIENCE)
+    ends = time.monotonic() + PATIENCE
+    run(command, folder / "output", lambda: time.monotonic() > ends)
 
 
-def run(command: Sequence[str], said: Path, patience: float) -> None:
-    """Run a command and its children, but not for ever; if it goes wrong, tell what it said last."""
-    with said.open("w") as output:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+def run(command: Sequence[str], output: Path, is_over: Callable[[], bool]) -> None:
+    """Run a command and its children until the time is over; if it fails, show the end of its output."""
+    with output.open("w") as file:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)
     try:
-        ended = f"with {process.wait(patience)}"
-    except subprocess.TimeoutExpired:
-        ended = f"by us, after {patience:.0f} s"
+        while process.poll() is None and not is_over():
+            time.sleep(0.02)
+        ended = "it was killed" if process.poll() is None else f"it ended with {process.returncode}"
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    assert ended == "with 0", f"ended {ended}, and said: {said.read_text()[-5000:]}"
+    assert ended == "it ended with 0", f"{ended}; its output: {output.read_text()[-5000:]}"
 
 
-def test_a_load_that_does_not_end_is_ended_and_tells_how_far_it_was(tmp_path: Path) -> None:
+def test_a_load_that_does_not_end_is_killed_and_shows_how_far_it_was(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "held")
     held = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
     hanging = 'exec 3>"$0"; sleep 600 & echo checking keep/1; wait'
-    with pytest.raises(AssertionError, match=r"by us, after 1 s, and said: checking keep/1"):
-        run(["/bin/sh", "-c", hanging, str(tmp_path / "held")], tmp_path / "said", 1)
+    output = tmp_path / "output"
+    with pytest.raises(AssertionError, match=r"it was killed; its output: checking keep/1"):
+        run(["/bin/sh", "-c", hanging, str(tmp_path / "held")], output, lambda: bool(output.read_text()))
 
     os.set_blocking(held, True)
-    assert os.read(held, 1) == b""  # once nobody has it open, the sleeping child neither
+    assert os.read(held, 1) == b""  # no process has it open any more, neither has the sleeping child
     os.close(held)
 
 
-@pytest.mark.parametrize("harm", HARM)
+@pytest.mark.parametrize("kills", KILLS)
 @pytest.mark.parametrize("store", STORES)
-def test_every_answer_under_load_is_true(store: str, harm: str, tmp_path: Path) -> None:
+def test_every_answer_under_load_is_true(
+    store: str, kills: str, tmp_path: Path, chance: random.Random
+) -> None:
     with STORES[store](tmp_path) as url:
-        race(url, tmp_path, *HARM[harm])
+        race(url, tmp_path, *KILLS[kills], f"--seed={chance.getrandbits(32)}")
 
     history = read(tmp_path / "given")
     assert len(history.samples) > 10
     for _ in range(5):
-        assert check(forge(history)), "a forged answer was believed"
+        assert check(forge(history, chance)), "a forged answer was believed"
 
 
-def forge(history: History) -> History:
+def forge(history: History, chance: random.Random) -> History:
     """Change one answer to one that could not be given."""
     answered = [
         (key, index)
@@ -82,13 +87,13 @@ def forge(history: History) -> History:
         for index, op in enumerate(ops)
         if isinstance(op.answer, Admitted) and op.answer.job.state not in ENDED
     ]
-    key, index = random.choice(answered)
+    key, index = chance.choice(answered)
     ops = list(history.keys[key])
-    ops[index] = forged(ops[index], ops)
+    ops[index] = forged(ops[index], ops, chance)
     return History({key: ops}, jobs=history.jobs, leases_lost=history.leases_lost)
 
 
-def forged(op: Op, ops: list[Op]) -> Op:
+def forged(op: Op, ops: list[Op], chance: random.Random) -> Op:
     """Change the job that an answer names, or what it shows of it."""
     assert isinstance(op.answer, Admitted)
     job = op.answer.job
@@ -97,11 +102,8 @@ def forged(op: Op, ops: list[Op]) -> Op:
         for other in ops
         if isinstance(other.answer, Admitted) and (seen := other.answer.job).job != job.job
     ]
-    other = random.choice(others)
-    lies = [
-        replace(job, job=other.job),
-        replace(job, payload=other.payload),
-        replace(job, token=job.token + 1),
-        replace(job, attempt=job.attempt + 1),
-    ]
-    return replace(op, answer=replace(op.answer, job=random.choice(lies)))
+    lies = [replace(job, token=job.token + 1), replace(job, attempt=job.attempt + 1)]
+    if others:  # on a slow machine a key may have had one job only
+        other = chance.choice(others)
+        lies += [replace(job, job=other.job), replace(job, payload=other.payload)]
+    return replace(op, answer=replace(op.answer, job=chance.choice(lies)))

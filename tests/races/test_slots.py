@@ -1,7 +1,8 @@
-"""Worker processes keep to a queue's limit, also while some of them are killed; and the judge can tell."""
+"""Worker processes keep to a queue's limit, also while some of them are killed; and the judge sees it."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -25,18 +26,18 @@ def test_the_judge_reads_the_notes_of_all_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.races
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("store", STORES)
-def test_four_workers_never_exceed_a_limit_of_three(store: str) -> None:
-    finding = race(store, seconds=4, work=0.01, kills=None)
+def test_four_workers_never_exceed_a_limit_of_three(store: str, chance: random.Random) -> None:
+    finding = race(store, seconds=4, work=0.01, kills=None, chance=chance)
     assert finding.runs > 20
     assert finding.most == LIMIT
 
 
 @pytest.mark.races
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("store", STORES)
-def test_nor_do_they_while_workers_are_killed(store: str) -> None:
-    finding = race(store, seconds=8, work=0.01, kills=2)
+def test_four_workers_never_exceed_the_limit_while_some_are_killed(store: str, chance: random.Random) -> None:
+    finding = race(store, seconds=8, work=0.01, kills=2, chance=chance)
     assert finding.runs > 20
     assert finding.most <= LIMIT

@@ -166,7 +166,7 @@ def hang(name: str, deaf: bool = True) -> str:  # noqa: FBT001, FBT002 - argumen
     return "stopped in time"
 
 
-@app.task(process=True, timeout="300ms", retry=ONCE)
+@app.task(process=True, timeout="1s", retry=ONCE)
 def too_long(name: str, seconds: float) -> str:
     note(name, os.getpid())
     time.sleep(seconds)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onejob import App, Job, State, lifecycle
+import pytest
+
+from onejob import App, Job, State
+from onejob.core import runs
+from onejob.core.leasing import Lease
+from onejob.core.step import Step
 from onejob.errors import StoreUnavailable
-from onejob.stores.contract import Lease, Step, Store
+from onejob.stores.contract import FullStore as Store
+from onejob.stores.contract import Leased
 from onejob.stores.memory import MemoryStore
-from onejob.stores.sql.sqlite import SQLiteStore
 
 STORES = ["memory", "sqlite"]
 PATIENCE = 30  # seconds; reached only by a test that fails
@@ -22,17 +26,31 @@ PATIENCE = 30  # seconds; reached only by a test that fails
 
 def open_store(kind: str, folder: Path) -> Store:
     """Open one of STORES, with the real clock."""
-    return MemoryStore() if kind == "memory" else SQLiteStore(folder / "jobs.db", synchronous="NORMAL")
+    if kind == "memory":
+        return MemoryStore()
+    from onejob.stores.sqlite.store import SQLiteStore
+
+    return SQLiteStore(folder / "jobs.db", synchronous="NORMAL")
 
 
 # ── waiting ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def wait_for_hints_only(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every wait on a store end by a hint, never by its time limit: then a missed hint fails the test."""
+    wait = store.wait
+
+    async def wait_for_hint(_timeout: float, since: Any = None) -> None:
+        await wait(3600, since)
+
+    monkeypatch.setattr(store, "wait", wait_for_hint)
 
 
 async def reached(app: App, job: Job, *states: State) -> Job:
     """Wait until a job is in one of the states."""
     async with asyncio.timeout(PATIENCE):
         while (now := await app.job(job.id)).state not in states:
-            await app.store.wait(0.02)
+            await app._engine.store.wait(0.02)
     return now
 
 
@@ -111,19 +129,23 @@ class Disturbed:
             self.refused += 1
             raise StoreUnavailable("the disk is on holiday")
 
-    async def apply(self, steps: Sequence[Step]) -> list[Any]:
-        if any(isinstance(step.act, partial) and step.act.func is lifecycle.settle for step in steps):
+    async def _hold_up(self, steps: Sequence[Step[Any]]) -> None:
+        if any(isinstance(step.act, partial) and step.act.func is runs.settle for step in steps):
             self.settling.set()
             await self.may_settle.wait()
             if self.broken is not None:
                 raise self.broken
+
+    async def apply(self, steps: Sequence[Step[Any]]) -> list[Any]:
+        await self._hold_up(steps)
         self.refused_writes += self.down
         self._ask()
         return await self._store.apply(steps)
 
-    async def lease(self, wanted: Lease) -> list[Job]:
+    async def lease(self, wanted: Lease, after: Sequence[Step[Any]] = ()) -> Leased:
+        await self._hold_up(after)
         self._ask()
-        return await self._store.lease(wanted)
+        return await self._store.lease(wanted, after)
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
         self._ask()
@@ -133,13 +155,9 @@ class Disturbed:
         self._ask()
         return await self._store.find(wanted)
 
-    async def next_due(self, namespace: str, rates: Any = None) -> datetime | None:
+    def position(self) -> Any:
         self._ask()
-        return await self._store.next_due(namespace, rates)
-
-    def pulse(self) -> Any:
-        self._ask()
-        return self._store.pulse()
+        return self._store.position()
 
     async def wait(self, timeout: float, since: Any = None) -> None:
         self._ask()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +15,7 @@ from typing import Any
 import pytest
 
 from onejob import App, Outcome, State, Unique
-from tests.system.live import PATIENCE, STORES, Act, open_store
+from tests.system.live import PATIENCE, STORES, Act, open_store, wait_for_hints_only
 
 
 @pytest.fixture(params=STORES)
@@ -85,7 +88,7 @@ def test_closing_leaves_no_thread(tmp_path: Path) -> None:
         async with app, app.worker():
             assert await (await work.enqueue()).result(PATIENCE) == "done"
             await work.enqueue()
-            assert await asyncio.to_thread(work.enqueue_sync().result_sync, PATIENCE) == "done"
+            assert await asyncio.to_thread(lambda: work.enqueue_sync().result_sync(PATIENCE)) == "done"
 
     asyncio.run(use())
     left = set(threading.enumerate()) - before
@@ -94,16 +97,22 @@ def test_closing_leaves_no_thread(tmp_path: Path) -> None:
     assert not [thread.name for thread in left if thread.is_alive()]
 
 
-def test_closing_ends_the_waits_of_blocking_code(app: App) -> None:
+def test_closing_ends_the_waits_of_blocking_code(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     @app.task
     def work() -> None: ...
 
     asked = work.enqueue_sync()
     waiting = threading.Event()
     ends: list[BaseException] = []
+    wait_for_news = app._engine.store.wait
+
+    async def note_and_wait(*given: Any) -> None:
+        waiting.set()
+        await wait_for_news(*given)
+
+    monkeypatch.setattr(app._engine.store, "wait", note_and_wait)
 
     def wait() -> None:
-        waiting.set()
         try:
             asked.result_sync()
         except BaseException as error:  # noqa: BLE001 - which one is the question
@@ -112,10 +121,8 @@ def test_closing_ends_the_waits_of_blocking_code(app: App) -> None:
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     assert waiting.wait(PATIENCE)
-    with pytest.raises(TimeoutError):
-        asked.result_sync(0.2)  # by now the other waits on the same loop
     app.close_sync()
-    thread.join(5)
+    thread.join(PATIENCE)
     assert not thread.is_alive(), "a wait that nobody will end"
     assert len(ends) == 1
 
@@ -178,12 +185,90 @@ def test_two_event_loops_and_many_threads_use_one_app(app: App) -> None:
     asyncio.run(count())
 
 
-async def test_a_worker_is_woken_by_requests_of_other_threads(app: App) -> None:
+async def test_a_worker_is_woken_by_requests_of_other_threads(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @app.task
     async def work(number: int) -> int:
         return number
 
+    wait_for_hints_only(app._engine.store, monkeypatch)
     async with app, app.worker():
-        for number in range(5):  # each would take up to five seconds if the worker only looked now and then
+        for number in range(5):
             asked = await asyncio.to_thread(work.enqueue_sync, number)
-            assert await asked.result("4s") == number
+            assert await asked.result(PATIENCE) == number
+
+
+# ── waiting and dropping ──────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_thousand_idle_waiters_cost_little(tmp_path: Path) -> None:
+    async with App(f"sqlite:///{tmp_path / 'jobs.db'}") as app:
+
+        @app.task
+        async def later(number: int) -> None: ...
+
+        asked = await app.enqueue_many([later.options(delay="1h").call(n) for n in range(1000)])
+        waiting = [asyncio.create_task(each.result()) for each in asked]
+        await asyncio.sleep(8)  # until the looks have become rare
+        used, began = time.process_time(), time.monotonic()
+        await asyncio.sleep(9)  # longer than the longest pause between two looks
+        share = (time.process_time() - used) / (time.monotonic() - began)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    assert share < 0.1
+
+
+DROPPED = """
+import asyncio, gc, sys, threading, time
+from pathlib import Path
+
+from onejob import App
+
+
+def use():
+    app = App(sys.argv[1])
+
+    @app.task(unique=True)
+    async def work(number: int) -> int:
+        return number
+
+    async def run():
+        async with app.worker():
+            await (await work.enqueue(1)).result(30)
+
+    asyncio.run(run())
+    work.enqueue_sync(2)
+    app.stats_sync()
+    app.cancel_sync(work.enqueue_sync(2).job.id)
+
+
+def settled(most):
+    ends = time.monotonic() + 30
+    while True:
+        gc.collect()
+        closing = any(thread.name == "onejob closes a store" for thread in threading.enumerate())
+        used = threading.active_count() + len(list(Path("/proc/self/fd").iterdir()))
+        if (not closing and used <= most) or time.monotonic() > ends:
+            return used
+        time.sleep(0.05)
+
+
+use()
+first = settled(10**6)
+for _ in range(5):
+    use()
+print(settled(first) - first)
+"""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "redis"])
+def test_apps_that_are_dropped_without_close_leave_no_threads_or_files(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    file = f"sqlite:///{tmp_path / 'jobs.db'}"
+    url = file if kind == "sqlite" else request.getfixturevalue(f"{kind}_url")
+    command = [sys.executable, "-W", "ignore::ResourceWarning", "-c", DROPPED, url]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (int(run.stdout) <= 0, run.stderr) == (True, "")

@@ -1,5 +1,6 @@
 """Bad input and bad places: one typed error, one clear sentence, and what was stored before is intact."""
 
+import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,9 +26,9 @@ from onejob.errors import (
     UnknownQueue,
     UnknownTask,
 )
-from onejob.stores.contract import Store
+from onejob.stores.contract import FullStore as Store
 from onejob.stores.memory import MemoryStore
-from onejob.stores.sql.sqlite import SQLiteStore
+from onejob.stores.sqlite.store import SQLiteStore
 
 MEGABYTE = 1024 * 1024
 NOBODY = 65534
@@ -145,7 +146,7 @@ async def test_arguments_over_the_limit_are_refused(app: App) -> None:
 
 
 async def test_the_limit_is_the_apps(app: App) -> None:
-    small = App(store=app.store, max_args=100)
+    small = App(store=app._engine.store, max_args=100)
     mail = mailer(small)
     await mail.enqueue(1, "x" * 50)
     with pytest.raises(ArgumentsTooLarge):
@@ -170,7 +171,7 @@ async def test_a_call_that_does_not_fit_the_task_is_refused(
 async def test_unknown_names_are_told(app: App) -> None:
     mail = mailer(app)
     with pytest.raises(UnknownTask, match="registered: mail"):
-        app.task_named("male")
+        app._registry.task("male")
     with pytest.raises(UnknownQueue, match=r"declare it with app\.queue"):
         await mail.options(queue="nowhere").enqueue(1)
     with pytest.raises(UnknownQueue):
@@ -222,7 +223,7 @@ async def refusal(path: Path) -> OnejobError:
             await mail.enqueue(1)
         for use in (lambda: mail.enqueue_sync(1), lambda: app.enqueue_many_sync([mail.call(1)])):
             with pytest.raises(type(caught.value)):
-                use()
+                await asyncio.to_thread(use)
         for ask in (app.jobs, app.stats, app.holds):
             with pytest.raises(type(caught.value)):
                 await ask()
@@ -351,9 +352,9 @@ async def full(tmp_path: Path) -> AsyncIterator[App]:
 
 
 def writer(app: App) -> sqlite3.Connection:
-    """Reach for the connection that writes: only there can a full disk be provoked."""
-    assert isinstance(app.store, SQLiteStore)
-    return app.store._open()._writer  # noqa: SLF001 - as above
+    """Return the connection that writes: only there can a full disk be provoked."""
+    assert isinstance(app._engine.store, SQLiteStore)
+    return app._engine.store._open()._writer.connection
 
 
 async def test_a_full_disk_refuses_what_does_not_fit_and_keeps_what_is_there(full: App) -> None:
@@ -367,7 +368,7 @@ async def test_a_full_disk_refuses_what_does_not_fit_and_keeps_what_is_there(ful
     ]
     for enqueue in enqueues:
         with pytest.raises(StoreUnavailable, match="the disk is full") as caught:
-            enqueue()
+            await asyncio.to_thread(enqueue)
         assert one_sentence(caught.value)
         assert await full.jobs() == before
     with pytest.raises(StoreUnavailable, match="the disk is full"):
@@ -409,7 +410,7 @@ async def test_a_read_only_file_refuses_writes_and_answers_questions(read_only: 
         await mail.enqueue(2)
     assert one_sentence(caught.value)
     with pytest.raises(StoreUnavailable, match="read-only"):
-        mail.enqueue_sync(2)
+        await asyncio.to_thread(mail.enqueue_sync, 2)
     assert await read_only.jobs() == before
     assert (await mail.explain(1)).outcome is Outcome.UPDATED
 
@@ -470,4 +471,4 @@ async def test_a_file_that_is_read_only_for_us_is_told(guarded: Path) -> None:
                     await enqueue(2)
                 assert one_sentence(caught.value)
             with pytest.raises(StoreUnavailable, match="read-only"):
-                mail.enqueue_sync(2)
+                await asyncio.to_thread(mail.enqueue_sync, 2)

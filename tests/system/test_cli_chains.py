@@ -90,4 +90,4 @@ def test_a_chain_is_cancelled(onejob: Onejob, begun: list[str]) -> None:
 def test_a_chain_that_is_not_there_is_a_sentence(onejob: Onejob, begun: list[str]) -> None:
     assert begun
     said = onejob("chain", "chained:app", "nowhere", code=1).output
-    assert "No chain has the id 'nowhere'" in said
+    assert "No job has the id 'nowhere', or one that begins so" in said

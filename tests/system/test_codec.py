@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.fernet import Fernet
 
+from onejob import AesGcmCodec
 from onejob.testing import drain
 
 MARKER = "Zimtschnecke"
@@ -21,10 +21,10 @@ VAULT = """
 import os
 
 from onejob import App, Retry
-from onejob.codec import FernetCodec
+from onejob.engine.sealing import AesGcmCodec
 
 key = os.environ.get("VAULT_KEY")
-app = App("sqlite:///jobs.db", codec=FernetCodec(key) if key else None, secret="pepper")
+app = App("sqlite:///jobs.db", codec=AesGcmCodec(key) if key else None, secret="pepper and coarse salt")
 
 
 @app.task(process=True)
@@ -51,7 +51,7 @@ def vault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     (tmp_path / "vault.py").write_text(VAULT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("VAULT_KEY", Fernet.generate_key().decode())
+    monkeypatch.setenv("VAULT_KEY", AesGcmCodec.generate_key())
     yield import_module("vault")
     del sys.modules["vault"]
 
@@ -107,7 +107,7 @@ async def test_a_command_reveals_it_if_the_app_has_the_key(vault: Any) -> None:
     assert MARKER in onejob("job", "vault:app", job_id, "--reveal")
 
 
-@pytest.mark.parametrize("key", ["", Fernet.generate_key().decode()], ids=["none", "another"])
+@pytest.mark.parametrize("key", ["", AesGcmCodec.generate_key()], ids=["none", "another"])
 async def test_without_the_key_a_command_says_what_is_missing(vault: Any, key: str) -> None:
     job_id = await finished(vault)
     told = onejob("job", "vault:app", job_id, "--reveal", VAULT_KEY=key)

@@ -4,13 +4,13 @@ import io
 import json
 import os
 import re
+import resource
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import perf_counter
 
 import pytest
 
@@ -21,6 +21,12 @@ from onejob.demo.screen import Screen, sentence
 
 ONEJOB = Path(sys.executable).with_name("onejob")
 SCENARIOS = ["notes archive", "unique modes", "embedding queue", "keyed start", "dimensions"]
+
+
+def processor_time() -> float:
+    """Return the processor time of all child processes that have ended; a busy machine adds nothing to it."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def run(tmp_path: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -44,14 +50,14 @@ class Done:
     returncode: int
     stdout: str
     stderr: str
-    seconds: float
+    seconds: float  # of processor time
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    began = perf_counter()
+    began = processor_time()
     ended = run(tmp_path_factory.mktemp("demo"), sys.executable, "-W", "error", "-m", "onejob.demo")
-    return Done(ended.returncode, ended.stdout, ended.stderr, perf_counter() - began)
+    return Done(ended.returncode, ended.stdout, ended.stderr, processor_time() - began)
 
 
 def test_the_demo_ends_well_with_a_table_and_a_next_step(done: Done) -> None:
@@ -68,7 +74,7 @@ def test_the_demo_ends_well_with_a_table_and_a_next_step(done: Done) -> None:
     assert ran < 100
     assert lost == 0
     assert f"1 000 requests · {ran} ran · {absorbed} absorbed · 0 lost" in done.stdout
-    assert "src/onejob/decide.py" in done.stdout
+    assert "onejob.core.decide" in done.stdout
 
 
 def test_the_commands_that_the_demo_ends_with_can_be_copied(done: Done, tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ def test_the_code_of_a_page_runs(
         monkeypatch.setenv(name, url)
     module = ModuleType("documented")
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    apps: set[App] = set()  # also those whose name a later block gives to another
 
     with asyncio.Runner() as runner:
         try:
@@ -160,11 +161,12 @@ def test_the_code_of_a_page_runs(
                 if block.info == "python":
                     with contextlib.redirect_stdout(io.StringIO()) as output:
                         run(block, vars(module), runner)
+                    apps.update(value for value in vars(module).values() if isinstance(value, App))
                     printed = output.getvalue().strip()
                 elif block.info == OUTPUT:
                     assert matches(printed, block.text), f"{block}: the code above prints\n{printed}"
         finally:
-            for app in [value for value in vars(module).values() if isinstance(value, App)]:
+            for app in apps:
                 runner.run(app.close())
 
 
@@ -261,9 +263,9 @@ def test_the_sessions_of_a_page_run(page: Path, surroundings: Mapping[str, str],
 
 def test_the_targets_that_the_readme_names_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    text = (ROOT / "README.md").read_text()
+    text = prose(ROOT / "README.md")
 
-    named = {target for part in re.findall(r"`[^`]+`", text, re.DOTALL) for target in MAKE.findall(part)}
+    named = {target for part in re.findall(r"`[^`]+`", text) for target in MAKE.findall(part)}
 
     assert {"demo", "test"} <= named <= targets
 
@@ -297,8 +299,20 @@ def test_every_field_of_a_policy_is_explained() -> None:
     assert {field.name for field in fields(onejob.Unique)} <= words("deduplication.md")
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "coming-from").glob("*.md")), ids=name)
+def test_what_a_newcomer_pastes_into_a_file_is_a_program(page: Path) -> None:
+    for block in blocks(page):
+        if block.info == "python":
+            compile(block.text, str(block), "exec")  # refuses an await outside of a function
+
+
 def test_every_option_of_a_call_is_explained() -> None:
-    assert set(inspect.signature(onejob.Task.options).parameters) - {"self"} <= words("enqueueing.md")
+    options = {
+        name
+        for name, parameter in inspect.signature(onejob.Task.options).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    assert options <= words("enqueueing.md")
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -306,7 +320,7 @@ def test_every_preset_has_its_page(preset: str) -> None:
     page = (ROOT / "docs" / "presets" / f"{preset}.md").read_text()
 
     assert f"Unique.{preset}(" in page
-    assert "```text" in page
+    assert f"../images/timelines/{preset}.svg" in page  # drawn by tools/timelines.py
 
 
 # ── links ─────────────────────────────────────────────────────────────────────────────────────────

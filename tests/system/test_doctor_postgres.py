@@ -39,7 +39,7 @@ async def test_a_careless_server_is_told_so(app: App) -> None:
 
 async def test_a_careful_server_passes(careful: servers.Server) -> None:
     async with App(careful.url) as app:
-        app.migrate()
+        app.maintenance.migrate()
         found = await findings(app)
     assert {check: one for check, one in found.items() if one.level != "ok"} == {}
 
@@ -48,7 +48,7 @@ async def test_a_server_without_our_tables_is_told_how_to_get_them(app: App) -> 
     found = await findings(app)
     assert found["schema"].level == "warn"
     assert "onejob migrate" in found["schema"].advice
-    assert app.schema().found == 0  # looking has made none
+    assert app.maintenance.schema().found == 0  # looking has made none
 
 
 async def test_a_database_that_takes_no_writes_fails(careful: servers.Server) -> None:

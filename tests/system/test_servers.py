@@ -101,7 +101,7 @@ def test_a_server_ends_with_the_process_that_started_it() -> None:
     killed = subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
     url, folder = killed.stdout.split()
 
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + servers.PATIENCE
     while Path(folder).exists() and time.monotonic() < deadline:
         time.sleep(0.01)
 
@@ -111,7 +111,7 @@ def test_a_server_ends_with_the_process_that_started_it() -> None:
 
 
 def test_the_way_to_a_missing_server_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "offered", lambda _kind: [])
+    monkeypatch.setattr(servers, "available", lambda _kind: [])
 
     with pytest.raises(RuntimeError) as raised:
         servers.find("postgres")

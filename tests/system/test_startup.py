@@ -41,7 +41,7 @@ def test_it_starts_within(command: Sequence[str], limit: float) -> None:
 def test_an_import_loads_no_driver_no_command_line_and_no_test_tool() -> None:
     loaded = modules_after("from onejob import App, Unique, current, unique; import onejob; onejob.Worker")
 
-    assert "onejob.app" in loaded
+    assert "onejob.app.app" in loaded
     assert loaded.isdisjoint(
         {"sqlite3", "click", "pydantic", "hypothesis", "onejob.cli", "onejob.stores.sql"}
     )

@@ -1,6 +1,7 @@
 """Typed arguments and results go in and come out whole, through a store and a worker."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -135,6 +136,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "a time elsewhere": (datetime, ELSEWHERE),
     "a date": (date, date(2026, 7, 1)),
     "a time of day": (time, time(12, 30)),
+    "a path": (Path, Path("reports/july.csv")),
     "a duration": (timedelta, timedelta(hours=1, microseconds=5)),
     "a UUID": (UUID, SOMEBODY),
     "a Decimal": (Decimal, Decimal("10.10")),
@@ -193,6 +195,37 @@ async def test_a_value_comes_out_of_the_store_as_it_went_in(app: App, what: str)
     for found in (seen[0], result):
         assert found == value
         assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("what", VALUES)
+async def test_what_can_be_stored_can_be_a_key(app: App, what: str) -> None:
+    """Adding `unique=` to a task breaks no caller."""
+    kind, value = VALUES[what]
+
+    def work(value: Any) -> Any: ...
+
+    work.__annotations__ = {"value": kind, "return": Any}
+    task = app.task(name="work", unique=True)(work)
+    first = await task.enqueue(value)
+    assert (await task.enqueue(value)).job.id == first.job.id
+
+
+NAIVE = datetime(2026, 7, 1)  # noqa: DTZ001 - the naive one is the case
+
+
+@pytest.mark.parametrize("value", [NAIVE, [NAIVE], {"at": NAIVE}, Options(when=NAIVE, colour=Colour.RED)])
+@pytest.mark.parametrize("unique", [None, True])
+async def test_a_naive_datetime_is_refused_with_and_without_a_key(app: App, value: Any, unique: Any) -> None:
+    def work(value: Any) -> None: ...
+
+    task = app.task(unique=unique)(work)
+    with pytest.raises(
+        UnencodableArgument, match=r"^The arguments: value.* has no time zone: write an aware"
+    ):
+        await task.enqueue(value)
+    with pytest.raises(UnencodableArgument, match=r"^meta=: at has no time zone: write an aware"):
+        await task.options(meta={"at": NAIVE}).enqueue(1)
+    assert await app.jobs() == []
 
 
 async def test_parts_have_their_types_too(app: App) -> None:
@@ -281,25 +314,21 @@ async def test_arguments_without_annotations_come_as_plain_json(app: App) -> Non
     assert calls == [({"a": [1, None]}, ([1, 2],), {"when": "2026-07-01T12:30:15.123456Z"})]
 
 
-async def test_one_annotation_that_cannot_be_read_does_not_spoil_the_others(app: App) -> None:
-    seen: list[Any] = []
+@pytest.mark.parametrize("annotation", ["OnlyForTheTypeChecker", "not an expression!", "msgspec.Nothing"])
+@pytest.mark.parametrize("name", ["when", "what", "return"])
+def test_an_annotation_that_cannot_be_read_is_refused_with_the_cure(annotation: str, name: str) -> None:
+    app = App("memory://")
 
-    def work(when: Any, what: Any, why: Any, **how: Any) -> Any:
-        seen.extend([when, what, why, how])
-        return when
+    def work(when: Any, what: Any) -> Any: ...
 
-    work.__annotations__ = {
-        "when": "datetime",
-        "what": "OnlyForTheTypeChecker",
-        "why": "not an expression!",
-        "how": "msgspec.Nothing",
-        "return": "datetime",
-    }
-    task = app.task(work)
-    async with app.worker():
-        asked = await task.enqueue(MOMENT, {"a": 1}, 2, b=3)
-        assert await asked.result(PATIENCE) == MOMENT
-    assert seen == [MOMENT, {"a": 1}, 2, {"b": 3}]
+    work.__annotations__ = {"when": "datetime", "what": "int", "return": "datetime"} | {name: annotation}
+    whose = "result" if name == "return" else name
+    says = (
+        f"work: the annotation {annotation!r} of its {whose} cannot be read .*outside of `if TYPE_CHECKING`"
+    )
+    with pytest.raises(InvalidPolicy, match=says):
+        app.task(work)
+    assert app.tasks == {}
 
 
 @pytest.mark.parametrize("kind", [str | UUID, datetime | date, Address | Customer, Item | Basket])
@@ -345,7 +374,7 @@ async def test_a_model_that_would_lose_something_is_refused(app: App, value: pyd
     def work(value: Any) -> None: ...
 
     task = typed(app, type(value), work)
-    with pytest.raises(UnencodableArgument, match="The arguments cannot be written as JSON"):
+    with pytest.raises(UnencodableArgument, match="The arguments: value cannot be written as JSON"):
         await task.enqueue(value)
     assert await app.jobs() == []
 
@@ -353,7 +382,7 @@ async def test_a_model_that_would_lose_something_is_refused(app: App, value: pyd
 async def test_a_value_of_another_type_fails_the_job_and_says_so(app: App) -> None:
     ran: list[Any] = []
 
-    @app.task
+    @app.task(check=False)
     async def work(number: int) -> None:
         ran.append(number)
 
@@ -451,10 +480,10 @@ async def test_what_does_not_fit_the_signature_is_refused(app: App) -> None:
     assert await app.jobs() == []
 
 
-async def test_an_argument_that_the_function_no_longer_has_is_left_out(app: App) -> None:
+async def test_an_argument_that_the_function_no_longer_has_fails_the_attempt(app: App) -> None:
     """A deployment between the request and the run: with or without annotations, it ends the same."""
     calls: list[Any] = []
-    then = App(store=app.store)
+    then = App(store=app._engine.store)
 
     def before(kept: int, gone: int) -> None: ...
 
@@ -466,7 +495,80 @@ async def test_an_argument_that_the_function_no_longer_has_is_left_out(app: App)
 
     after_without_annotations.__annotations__ = {}
     for name, function in (("typed", after), ("plain", after_without_annotations)):
-        await then.task(name=name)(before).enqueue(7, 8)
+        await then.task(name=name, retry=Retry.never())(before).enqueue(7, 8)
         app.task(name=name)(function)
     await asyncio.wait_for(app.worker(drain=True).run(), PATIENCE)
-    assert calls == [7, 7]
+    assert calls == []
+    for letter in await app.dead.list():
+        assert "no longer has the stored argument 'gone' (it has: kept)" in letter.failures[0]["message"]
+
+
+# ── checks and schema ─────────────────────────────────────────────────────────────────────────────
+
+
+WRONG: dict[str, tuple[Any, Any]] = {
+    "text for a number": (int, "seven"),
+    "a truth for a number": (int, True),
+    "a float for a whole number": (int, 7.5),
+    "a number for text": (str, 7),
+    "a list of others": (list[int], [1, "two"]),
+    "text for a UUID": (UUID, "nobody"),
+    "another literal": (Literal["a", "b"], "c"),
+    "another dataclass": (Address, LINE),
+    "another model": (Item, Basket(owner=ADDRESS)),
+    "none": (int, None),
+    "a number for a path": (Path, 7),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("unique", [None, True])
+async def test_a_call_that_no_worker_could_restore_is_refused(app: App, what: str, unique: Any) -> None:
+    kind, value = WRONG[what]
+
+    def work(value: Any) -> None: ...
+
+    work.__annotations__ = {"value": kind}
+    with pytest.raises(InvalidCall, match=r"^The arguments do not fit work: value: "):
+        await app.task(unique=unique)(work).enqueue(value)
+    assert await app.jobs() == []
+    unchecked = app.task(name="unchecked", unique=unique, check=False)(work)
+    assert (await unchecked.enqueue(value)).outcome == "created"
+
+
+def test_several_and_named_arguments_are_checked(app: App) -> None:
+    @app.task
+    def work(*numbers: int, size: int = None, **more: str) -> None: ...  # type: ignore[assignment]  # noqa: RUF013 - the case
+
+    work.enqueue_sync(1, 2, size=3, a="b")
+    work.enqueue_sync()
+    work.enqueue_sync(size=None)  # type: ignore[arg-type]
+    for args, kwargs, name in (
+        ((1, "x"), {}, "numbers"),
+        ((), {"size": "x"}, "size"),
+        ((), {"a": 1}, "more"),
+    ):
+        with pytest.raises(InvalidCall, match=f"do not fit work: {name}: Expected"):
+            work.enqueue_sync(*args, **kwargs)
+
+
+def test_the_schema_of_a_tasks_arguments() -> None:
+    app = App("memory://")
+
+    @app.task
+    def ship(
+        order: Order, to: Address, path: Path, item: Item, copies: int = 1, *, note: str | None = None
+    ) -> None: ...
+
+    schema = ship.schema()
+    assert json.loads(json.dumps(schema)) == schema
+    assert (schema["type"], schema["title"], schema["additionalProperties"]) == ("object", "ship", False)
+    assert schema["required"] == ["order", "to", "path", "item"]
+    properties = schema["properties"]
+    assert properties["copies"] == {"type": "integer", "default": 1}
+    assert properties["note"]["default"] is None
+    assert properties["path"] == {"type": "string", "format": "path"}
+    assert properties["item"]["properties"]["name"]["type"] == "string"
+    assert properties["order"] == {"$ref": "#/$defs/Order"}
+    assert "orderId" in schema["$defs"]["Order"]["properties"]
+    assert app.task(name="nothing")(lambda: None).schema()["properties"] == {}

@@ -13,7 +13,7 @@ from onejob import App, Unique, current
 from onejob.errors import InvalidSchedule, StoreUnavailable
 from onejob.stores.memory import MemoryStore
 from onejob.testing import Clock, drain
-from onejob.ticking import Ticker
+from onejob.worker.ticker import Ticker
 
 
 async def test_workers_tick_once_each_and_on_time(tmp_path: Path) -> None:
@@ -62,21 +62,21 @@ async def test_a_draining_worker_ticks_what_is_due() -> None:
 async def test_a_ticker_rests_until_the_next_tick_or_until_it_looks_again() -> None:
     clock = Clock()
     app = App("memory://", store=MemoryStore(clock=clock))
-    ticker = Ticker(app)
+    ticker = Ticker(app._engine, app._registry)
     await ticker.tick()
-    assert ticker.rest == 5
+    assert ticker.sleep == 5
 
     @app.cron("* * * * *")
     def often() -> None: ...
 
     await ticker.tick()
-    assert ticker.rest == 5
+    assert ticker.sleep == 5
     clock.advance("57s")
     await ticker.tick()
-    assert ticker.rest == 3
+    assert ticker.sleep == 3
     clock.advance("3s")
     await ticker.tick()
-    assert ticker.rest == 5
+    assert ticker.sleep == 5
     assert len(await app.jobs()) == 1
 
 
@@ -99,11 +99,11 @@ async def test_a_ticker_survives_an_outage() -> None:
     async def often() -> None:
         done.set()
 
-    await Ticker(app).tick()
+    await Ticker(app._engine, app._registry).tick()
     store.down = True
     clock.advance("1m")
     with pytest.raises(StoreUnavailable):
-        await Ticker(app).tick()
+        await Ticker(app._engine, app._registry).tick()
     store.down = False
     async with app.worker():
         await asyncio.wait_for(done.wait(), 30)
@@ -128,7 +128,7 @@ class TestDeclaring:
             app.cron(every="5m", timezone="Asia/Tokyo", args=["ada"])(report)
         with pytest.raises(InvalidSchedule, match="leave version out"):
             app.cron("0 5 * * *", overlap=Unique(version="to"), args=["ada"])(report)
-        with pytest.raises(InvalidSchedule, match="a schedule's name is text"):
+        with pytest.raises(InvalidSchedule, match="a schedule's name is printable text"):
             app.cron("0 5 * * *", name=5, args=["ada"])(report)  # type: ignore[arg-type]
         with pytest.raises(InvalidSchedule, match="needs the task as the app has it"):
             app.cron("0 5 * * *", args=["ada"])(report.options(priority=5))

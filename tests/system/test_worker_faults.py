@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import AsyncIterator, Sequence
@@ -14,10 +15,13 @@ from typing import Any, cast
 import pytest
 
 from onejob import App, Job, Retry, State, Unique, current
-from onejob.errors import JobFailed
-from onejob.job import alter
-from onejob.lifecycle import Completed
-from onejob.stores.contract import Lease, Step, Store
+from onejob.core.job import alter
+from onejob.core.leasing import Lease
+from onejob.core.runs import Completed
+from onejob.core.step import Step
+from onejob.errors import AdmissionBusy, JobFailed
+from onejob.stores.contract import FullStore as Store
+from onejob.stores.contract import Leased
 from tests.system.live import PATIENCE, STORES, Act, Disturbed, eventually, happens, open_store, reached
 
 LEASE = "1s"
@@ -42,8 +46,8 @@ async def app(store: Disturbed) -> AsyncIterator[App]:
 
 def beside(app: App, store: Disturbed) -> App:
     """Make an app that uses the same store undisturbed, with the same tasks."""
-    other = App(store=store._store)  # noqa: SLF001 - the test's own
-    for name, task in app.tasks.items():
+    other = App(store=store._store)
+    for name, task in app._registry.tasks.items():
         other.task(name=name, unique=task.unique, retry=task.retry)(task.function)
     return other
 
@@ -52,7 +56,7 @@ async def expired(app: App, job: Job) -> None:
     """Wait until a job's lease has run out, and take the job back as any worker would."""
 
     async def taken_back() -> bool:
-        await app.sweep()
+        await app.maintenance.sweep()
         return (await app.job(job.id)).state is not State.ACTIVE
 
     await eventually(taken_back)
@@ -73,8 +77,8 @@ async def test_a_run_longer_than_its_lease_is_not_run_twice(app: App, act: Act) 
         assert first is not None
 
         async def outlived() -> bool:
-            assert await app.sweep() == (0, 0)
-            return app.store.now() > first + timedelta(seconds=1)
+            assert await app.maintenance.sweep() == (0, 0)
+            return app._engine.store.now() > first + timedelta(seconds=1)
 
         await eventually(outlived)
         act.let_end()
@@ -136,15 +140,17 @@ async def test_a_result_that_comes_after_the_lease_was_lost_is_dropped(
         return f"attempt {current().attempt}"
 
     other = beside(app, store)
-    worker = app.worker(lease="50ms")
+    worker = app.worker(lease=LEASE)
     running = asyncio.create_task(worker.run())
     store.may_settle.clear()
     asked = await work.enqueue()
     await happens(store.settling)
     worker.stop()  # so that the other gets the job
+    store.down = True  # so that the lease of the waiting result is not renewed
     await expired(other, asked.job)
     async with other.worker():
         await act.begins(1)
+        store.down = False
         store.may_settle.set()
         await asyncio.wait_for(running, PATIENCE)
         assert (await app.job(asked.job.id)).state is State.ACTIVE
@@ -160,17 +166,17 @@ async def test_a_lease_that_came_too_late_takes_nobodys_place(
     app: App, store: Disturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run is stopped before its first step: nothing of it is executed, not even its end."""
-    monkeypatch.setattr("onejob.worker.WATCH_EVERY", 0)  # so that it looks before the run has begun
+    monkeypatch.setattr("onejob.worker.chores.WATCH_EVERY", 0)  # so that it looks before the run has begun
     other = beside(app, store)
     looked, late = asyncio.Event(), asyncio.Event()
 
-    async def lease(wanted: Lease) -> list[Job]:
+    async def lease(wanted: Lease, after: Sequence[Step[Any]] = ()) -> Leased:
         looked.set()
-        jobs = await other.store.lease(wanted)
-        if late.is_set() or not jobs:
-            return jobs
+        leased = await other._engine.store.lease(wanted, after)
+        if late.is_set() or not leased.jobs:
+            return leased
         late.set()
-        return [alter(job, lease_until=app.store.now()) for job in jobs]
+        return leased._replace(jobs=[alter(job, lease_until=store.now()) for job in leased.jobs])
 
     monkeypatch.setattr(store, "lease", lease)
 
@@ -200,7 +206,7 @@ async def test_the_job_of_a_dead_worker_is_taken_back_and_the_crash_counts(app: 
         duration=timedelta(milliseconds=1),
         tasks=["work"],
     )
-    assert [job.id for job in await app.store.lease(dead)] == [asked.job.id]
+    assert [job.id for job in (await app._engine.store.lease(dead)).jobs] == [asked.job.id]
     async with app.worker():  # sweeps by itself
         assert await asked.result(PATIENCE) == 2
     [failure] = (await app.job(asked.job.id)).failures
@@ -237,7 +243,7 @@ async def test_what_does_not_end_is_handed_back_without_spending_an_attempt(
     async def work() -> int:
         return cast("int", await act.play(current().attempt))
 
-    worker = app.worker(grace="20ms" if how == "grace" else "1h")
+    worker = app.worker(grace="20ms" if how == "grace" else "1h", name="w")
     running = asyncio.create_task(worker.run())
     asked = await work.enqueue()
     await act.begins(1)
@@ -249,7 +255,7 @@ async def test_what_does_not_end_is_handed_back_without_spending_an_attempt(
         worker.stop(at_once=how == "at once")
         await asyncio.wait_for(running, PATIENCE)
     job = await app.job(asked.job.id)
-    assert (job.state, job.attempt, job.failures, job.worker) == (State.AVAILABLE, 0, [], None)
+    assert (job.state, job.attempt, job.failures, job.worker) == (State.AVAILABLE, 0, [], "w")
     assert worker.ended == {"handed back": 1}
     assert (await work.enqueue()).job.id == job.id, "the key is still held"
     act.let_end()
@@ -318,6 +324,91 @@ async def test_a_run_may_save_its_result_while_the_worker_stops(app: App) -> Non
     assert await asked.result(PATIENCE) == "saved"
 
 
+async def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_worker(
+    app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("onejob.worker.worker.HAND_BACK_AFTER", 0.2)
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def stubborn() -> None:
+        begun.set()
+        while not may_end.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await may_end.wait()
+
+    worker = app.worker(grace="10ms")
+    running = asyncio.create_task(worker.run())
+    asked = await stubborn.enqueue()
+    await happens(begun)
+    worker.stop()
+    await asyncio.wait_for(running, 5)
+    may_end.set()
+    job = await app.job(asked.job.id)
+    assert (job.state, job.attempt) == (State.AVAILABLE, 0)
+    assert "ignores its cancellation and is handed back" in caplog.text
+
+
+async def test_a_store_that_is_silent_does_not_keep_the_worker(
+    app: App, store: Disturbed, act: Act, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onejob.worker.worker.GIVE_UP_AFTER", 0.2)
+
+    @app.task
+    async def work() -> None:
+        await act.play("work")
+
+    worker = app.worker(grace="10ms")
+    running = asyncio.create_task(worker.run())
+    await work.enqueue()
+    await act.begins(1)
+    store.may_settle.clear()
+    worker.stop()
+    await asyncio.wait_for(running, 5)
+    store.may_settle.set()
+    assert worker.ended == {}
+
+
+# ── transactions of others ────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_result_that_another_transaction_delays_is_written_again(
+    app: App, store: Disturbed, act: Act
+) -> None:
+    delayed: list[str | None] = []
+    lease, is_delayed = store.lease, True
+
+    async def delaying(wanted: Lease, after: Sequence[Step[Any]] = ()) -> Leased:
+        if not after or not is_delayed:
+            return await lease(wanted, after)
+        delayed.extend(step.job_id for step in after)
+        _, jobs, next_due = await lease(wanted)
+        return Leased([AdmissionBusy("another transaction keeps the job") for _ in after], jobs, next_due)
+
+    store.lease = delaying  # type: ignore[method-assign]
+
+    @app.task
+    async def work(number: int) -> int:
+        return cast("int", await act.play(number))
+
+    async with app.worker(concurrency=2) as worker:
+        first = await work.enqueue(1)
+        act.let_end()
+        await eventually(lambda: has_length(delayed, 3))
+        second = await work.enqueue(2)
+        await act.begins(2)  # other jobs run meanwhile
+        assert (await app.job(first.job.id)).state is State.ACTIVE
+        is_delayed = False
+        act.let_end()
+        assert (await first.result(PATIENCE), await second.result(PATIENCE)) == (1, 2)
+    assert worker.ended == {"completed": 2}
+    assert len(act.begun) == 2
+
+
+async def has_length(things: list[Any], length: int) -> bool:
+    return len(things) >= length
+
+
 # ── outages ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -368,7 +459,6 @@ async def test_a_run_that_ends_in_an_outage_is_settled_after_it(app: App, store:
         await act.begins(1)
         store.down = True
         act.let_end()
-        await happens(store.settling)
         await outage(store, 5)
         assert await asked.result(PATIENCE) == "work"
     assert worker.ended == {"completed": 1}
@@ -458,16 +548,24 @@ async def test_a_result_that_cannot_be_written_ends_its_own_job_and_no_other(
 ) -> None:
     """One poisonous result must not keep the others from being written."""
     poison: set[str] = set()
-    apply = store.apply
+    apply, lease = store.apply, store.lease
 
-    async def choking(steps: Sequence[Step]) -> list[Any]:
+    def refuse(steps: Sequence[Step[Any]]) -> None:
         for step in steps:
             result = step.act.keywords.get("result") if isinstance(step.act, partial) else None
             if step.job_id in poison and isinstance(result, Completed):
                 raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no such letter")
+
+    async def refusing_apply(steps: Sequence[Step[Any]]) -> list[Any]:
+        refuse(steps)
         return await apply(steps)
 
-    store.apply = choking  # type: ignore[method-assign]
+    async def refusing_lease(wanted: Lease, after: Sequence[Step[Any]] = ()) -> Leased:
+        refuse(after)
+        return await lease(wanted, after)
+
+    store.apply = refusing_apply  # type: ignore[method-assign]
+    store.lease = refusing_lease  # type: ignore[method-assign]
 
     @app.task
     async def work(number: int) -> int:
@@ -496,9 +594,9 @@ async def test_an_idle_worker_writes_nothing(app: App, store: Disturbed) -> None
     store.apply = counting  # type: ignore[method-assign]
 
     async def looked_often() -> bool:
-        return app.store.now() > began + timedelta(seconds=1.2)
+        return app._engine.store.now() > began + timedelta(seconds=1.2)
 
-    began = app.store.now()
+    began = app._engine.store.now()
     async with app.worker(lease="30ms"):
         await eventually(looked_often)
     assert sum(applied) == 0

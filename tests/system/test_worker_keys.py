@@ -12,7 +12,7 @@ import pytest
 
 from onejob import App, Outcome, Retry, State, Unique, current
 from onejob.errors import NotCovered, StoreUnavailable, WouldDeadlock
-from onejob.stores.contract import Store
+from onejob.stores.contract import FullStore as Store
 from tests.system.live import PATIENCE, STORES, Act, Disturbed, happens, open_store
 
 SOON = Retry(attempts=3, base="5ms", jitter=0)
@@ -287,8 +287,8 @@ async def test_a_run_that_asks_for_its_own_key_gets_a_successor(app: App) -> Non
 async def drained(app: App) -> None:
     """Wait until nothing is left to do."""
     async with asyncio.timeout(PATIENCE):
-        while (stats := await app.stats()).pending or stats.in_flight:
-            await app.store.wait(0.02)
+        while (stats := await app.stats()).waiting or stats.running:
+            await app._engine.store.wait(0.02)
 
 
 async def test_a_plain_run_that_asks_for_its_own_key_gets_a_successor(app: App) -> None:

@@ -7,22 +7,22 @@ checks each step and each world against DESIGN.md §3, and raises Refuted with t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import fields
 from datetime import datetime, timedelta
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from onejob import decide as decisions
-from onejob import lifecycle
-from onejob.decide import Request, Verdict
+from onejob.core import decide as decisions
+from onejob.core import manual, replay, runs
+from onejob.core.decide import Request, Verdict
+from onejob.core.job import EPOCH, INCOMPLETE, Job, State, alter, fingerprint
+from onejob.core.policy import Unique
+from onejob.core.step import NO_CHANGES, Changes, Step, View
 from onejob.errors import InvalidCall
-from onejob.job import EPOCH, INCOMPLETE, Changes, Job, State, View, alter, fingerprint
-from onejob.policy import Unique
-from onejob.stores.book import Book
-from onejob.stores.contract import Act, Step
+from onejob.stores.working_copy import WorkingCopy
 from tests.unit.explorer_ledger import Broken, account
 from tests.unit.explorer_rules import STEP_RULES, WORLD_RULES, Rule
 from tests.unit.explorer_world import (
@@ -31,6 +31,7 @@ from tests.unit.explorer_world import (
     KEYS,
     RETRY,
     SOON,
+    TASKS,
     WORKERS,
     Bounds,
     Kind,
@@ -85,7 +86,7 @@ def _brief(value: object) -> str:
 
 def explore(policy: Unique, bounds: Bounds) -> Report:
     """Look at every world within bounds; raise Refuted at the first that breaks a rule."""
-    first = World(Book(), bounds.requests, bounds.events, {})
+    first = World(WorkingCopy(), bounds.requests, bounds.events, {})
     origins: dict[Hashable, Origin | None] = {first.identity(): None}
     layer = [(first, first.identity())]
     count = 0
@@ -112,7 +113,7 @@ class Origin(NamedTuple):
 
     parent: Hashable
     label: str
-    changes: Changes
+    changes: Changes[Any]
 
 
 def trace(origins: dict[Hashable, Origin | None], identity: Hashable) -> list[str]:
@@ -135,7 +136,7 @@ def told(origin: Origin) -> str:
 def take(world: World, move: Move, policy: Unique) -> tuple[Taken, str | None]:
     """Make a move and say which rule it breaks, if any."""
     view = world.book.view(move.step, EPOCH)
-    changes, broken = Changes(), None
+    changes, broken = NO_CHANGES, None
     try:
         changes = move.step.act(view)
     except Exception as error:  # noqa: BLE001  (whatever it is, it is the finding)
@@ -156,7 +157,7 @@ def first_broken(rules: Iterable[Rule], taken: Taken) -> str | None:
     return next((broken for rule in rules for broken in rule(taken)), None)
 
 
-def succeed(world: World, move: Move, changes: Changes) -> World:
+def succeed(world: World, move: Move, changes: Changes[Any]) -> World:
     """Write what a step asks for into a copy of the world."""
     left = list(world.left)
     if move.request is not None and move.request.job.key is not None:
@@ -164,11 +165,12 @@ def succeed(world: World, move: Move, changes: Changes) -> World:
     events = world.events - (move.kind in EVENTS)
     book = world.book
     if move.passed:
-        changes = Changes(updates=tuple(later(job, move.passed) for job in world.jobs))
+        changes = Changes(None, updates=tuple(later(job, move.passed) for job in world.jobs))
     if changes.updates or changes.inserts or changes.mark:
         book = copied(book)
         book.write(
             Changes(
+                None,
                 updates=tuple(map(scrubbed, changes.updates)),
                 inserts=tuple(map(scrubbed, changes.inserts)),
                 mark=changes.mark and msgspec.structs.replace(changes.mark, touched_at=EPOCH),
@@ -177,10 +179,10 @@ def succeed(world: World, move: Move, changes: Changes) -> World:
     return msgspec.structs.replace(world, book=book, left=tuple(left), events=events)
 
 
-def copied(book: Book) -> Book:
+def copied(book: WorkingCopy) -> WorkingCopy:
     """Copy what a book holds; jobs and marks are values."""
-    copy = Book()
-    for name in Book.__slots__:
+    copy = WorkingCopy()
+    for name in WorkingCopy.__slots__:
         setattr(copy, name, dict(getattr(book, name)))
     return copy
 
@@ -200,16 +202,16 @@ def moves(world: World, policy: Unique, bounds: Bounds) -> Iterator[Move]:
 def natural_moves(world: World, policy: Unique) -> Iterator[Move]:
     """List what happens without bad luck or a user's hand."""
     for key, left in zip(KEYS, world.left, strict=False):
-        if left:
-            yield request(world, policy, key, Kind.REQUEST, newest_version(world, key) + 1)
+        for task in tasks(policy) if left else ():
+            yield request(world, policy, key, Kind.REQUEST, newest_version(world, key) + 1, task)
     busy = sum(job.state is State.ACTIVE for job in world.jobs) >= WORKERS
     for job in world.jobs:
         if job.state is State.AVAILABLE and not busy:
             yield act(Kind.START, job, start)
         elif job.state is State.ACTIVE:
-            yield settling(Kind.COMPLETE, job, lifecycle.Completed(b"null"), policy)
+            yield settling(Kind.COMPLETE, job, runs.Completed(b"null"), policy)
             if job.cancel_requested:
-                yield settling(Kind.STOP, job, lifecycle.Stopped("cancelled"), policy)
+                yield settling(Kind.STOP, job, runs.Stopped("cancelled"), policy)
         elif job.state in {State.SCHEDULED, State.RETRYABLE} and job.run_at <= EPOCH:
             yield act(Kind.MATURE, job, mature)
     yield from tick(world, policy)
@@ -220,7 +222,7 @@ def events(world: World, policy: Unique) -> Iterator[Move]:
     for key, left in zip(KEYS, world.left, strict=False):
         if left:
             yield from odd_requests(world, policy, key)
-        if key in world.book.held:
+        if key in world.book.holders:
             yield Move(Kind.RELEASE, f"release {key.decode()}", Step(release, key=key))
             yield Move(
                 Kind.RELEASE_BY_FORCE, f"release {key.decode()} by force", Step(release_by_force, key=key)
@@ -239,23 +241,35 @@ def newest_version(world: World, key: bytes) -> int:
 def odd_requests(world: World, policy: Unique, key: bytes) -> Iterator[Move]:
     """List the requests for a key that are not plain ones with the next version."""
     newest = newest_version(world, key)
-    yield request(world, policy, key, Kind.FORCE, newest + 1)
-    if policy.version is not None and newest:
-        yield request(world, policy, key, Kind.OLDER, newest - 1)
-        yield request(world, policy, key, Kind.EQUAL, newest)
-    for job in world.jobs:
-        if job.state is State.ACTIVE and job.key == key:
-            yield request(world, policy, key, Kind.INSIDE, newest + 1, job.chain_id)
+    for task in tasks(policy):
+        yield request(world, policy, key, Kind.FORCE, newest + 1, task)
+        if policy.version is not None and newest:
+            yield request(world, policy, key, Kind.OLDER, newest - 1, task)
+            yield request(world, policy, key, Kind.EQUAL, newest, task)
+        for job in world.jobs:
+            if job.state is State.ACTIVE and job.key == key:
+                yield request(world, policy, key, Kind.INSIDE, newest + 1, task, job.chain_id)
+
+
+def tasks(policy: Unique) -> tuple[str, ...]:
+    """Name the tasks whose requests share a key."""
+    return TASKS if policy.family is not None else TASKS[:1]
 
 
 def request(
-    world: World, policy: Unique, key: bytes, kind: Kind, version: int, inside: str | None = None
+    world: World,
+    policy: Unique,
+    key: bytes,
+    kind: Kind,
+    version: int,
+    task: str,
+    inside: str | None = None,
 ) -> Move:
-    """Make the next request; its number is its payload."""
+    """Make the next request of a task; its number is its payload."""
     number = 1 + sum(entry.number < CONTINUED for entry in world.entries.values())
     args = payload([number])
     job = alter(
-        asked(f"job{number}-{key.decode()}", "task", args),
+        asked(f"job{number}-{key.decode()}", task, args),
         place=number,
         priority=number if policy.bump else 0,
         key=key,
@@ -266,17 +280,18 @@ def request(
         wanted = msgspec.structs.replace(wanted, delay=SOON * (number - 1))
     where = f" {inside}" if inside else ""
     what = f" as version {version}" if policy.version is not None else ""
+    what += f" of {task}" if policy.family is not None else ""
     label = f"{kind}{where} for {key.decode()} with payload {number}{what}"
     return Move(kind, label, Step(partial(decide, wanted=wanted), key=key), wanted)
 
 
 def run_events(job: Job, policy: Unique) -> Iterator[Move]:
     """List how a run can end otherwise than well."""
-    yield settling(Kind.CONTINUE, job, lifecycle.Completed(b"null", continuation(job)), policy)
-    yield settling(Kind.FAIL, job, lifecycle.Failed({}, after=SOON), policy)
-    yield settling(Kind.FAIL_FOR_GOOD, job, lifecycle.Failed({}, final=True), policy)
-    yield settling(Kind.HAND_BACK, job, lifecycle.HandedBack(), policy)
-    yield settling(Kind.SNOOZE, job, lifecycle.Snoozed(SOON), policy)
+    yield settling(Kind.CONTINUE, job, runs.Completed(b"null", continuation(job)), policy)
+    yield settling(Kind.FAIL, job, runs.Failed({}, after=SOON), policy)
+    yield settling(Kind.FAIL_FOR_GOOD, job, runs.Failed({}, final=True), policy)
+    yield settling(Kind.HAND_BACK, job, runs.HandedBack(), policy)
+    yield settling(Kind.SNOOZE, job, runs.Snoozed(SOON), policy)
     yield act(Kind.CRASH, job, partial(expire, merge=merging(policy)))
 
 
@@ -284,18 +299,18 @@ def user_events(world: World, job: Job) -> Iterator[Move]:
     """List what a user can do to a job."""
     if job.state in INCOMPLETE and not job.cancel_requested:
         yield act(Kind.CANCEL, job, cancel)
-    if job.held_key is not None and job.held_key in world.book.nexts:
+    if job.is_holder and job.key in world.book.successors:
         yield act(Kind.CANCEL_BOTH, job, cancel_both)
     if job.state is State.DISCARDED or (job.state is State.CANCELLED and not job.is_superseded):
-        yield act(Kind.REPLAY, job, replay)
+        yield act(Kind.REPLAY, job, bring_back)
 
 
-def act(kind: Kind, job: Job, function: Act) -> Move:
+def act(kind: Kind, job: Job, function: Callable[[View], Changes[Any]]) -> Move:
     """Make the move that applies a function to a job."""
     return Move(kind, f"{kind} {job.id}", Step(function, job.id))
 
 
-def settling(kind: Kind, job: Job, result: lifecycle.Result, policy: Unique) -> Move:
+def settling(kind: Kind, job: Job, result: runs.Result, policy: Unique) -> Move:
     """Make the move that ends a run."""
     return act(kind, job, partial(settle, token=job.token, result=result, merge=merging(policy)))
 
@@ -303,57 +318,57 @@ def settling(kind: Kind, job: Job, result: lifecycle.Result, policy: Unique) -> 
 # The functions under test are called by their modules, so that a mutant can take their place.
 
 
-def decide(view: View, *, wanted: Request) -> Changes:
+def decide(view: View, *, wanted: Request) -> Changes[Any]:
     """Make a request."""
     return decisions.decide(wanted, view)
 
 
-def replay(view: View) -> Changes:
-    """Bring a dead letter back."""
-    return decisions.replay(view)
+def bring_back(view: View) -> Changes[Any]:
+    """Replay a dead letter."""
+    return replay.replay(view)
 
 
-def start(view: View) -> Changes:
+def start(view: View) -> Changes[Any]:
     """Lease a job, with a lease that may be lost at any time."""
-    return lifecycle.start(view, worker="w", lease=timedelta(0))
+    return runs.start(view, worker="w", lease=timedelta(0))
 
 
-def mature(view: View) -> Changes:
+def mature(view: View) -> Changes[Any]:
     """Make a job available whose time has come."""
-    return lifecycle.mature(view)
+    return runs.mature(view)
 
 
-def settle(view: View, *, token: int, result: lifecycle.Result, merge: lifecycle.Merge) -> Changes:
+def settle(view: View, *, token: int, result: runs.Result, merge: runs.Merge) -> Changes[Any]:
     """End a run."""
-    return lifecycle.settle(view, token=token, result=result, merge=merge)
+    return runs.settle(view, token=token, result=result, merge=merge)
 
 
-def expire(view: View, *, merge: lifecycle.Merge) -> Changes:
+def expire(view: View, *, merge: runs.Merge) -> Changes[Any]:
     """Take a lease back."""
-    return lifecycle.expire(view, merge=merge)
+    return runs.expire(view, merge=merge)
 
 
-def cancel(view: View) -> Changes:
+def cancel(view: View) -> Changes[Any]:
     """Cancel a job."""
-    return lifecycle.cancel(view)
+    return manual.cancel(view)
 
 
-def cancel_both(view: View) -> Changes:
+def cancel_both(view: View) -> Changes[Any]:
     """Cancel a job and the one behind it."""
-    return lifecycle.cancel(view, successors=True)
+    return manual.cancel(view, successors=True)
 
 
-def release(view: View) -> Changes:
+def release(view: View) -> Changes[Any]:
     """Free a key, unless its holder runs."""
     try:
-        return lifecycle.release(view)
+        return manual.release(view)
     except InvalidCall:  # its holder is running: nothing happens
-        return Changes()
+        return NO_CHANGES
 
 
-def release_by_force(view: View) -> Changes:
+def release_by_force(view: View) -> Changes[Any]:
     """Free a key."""
-    return lifecycle.release(view, force=True)
+    return manual.release(view, force=True)
 
 
 def continuation(job: Job) -> Job:
@@ -391,17 +406,17 @@ def tick(world: World, policy: Unique) -> Iterator[Move]:
     if moments:
         passed = min(moments) - EPOCH
         label = f"{Kind.TICK} {passed.total_seconds():g}s"
-        yield Move(Kind.TICK, label, Step(lambda _view: Changes()), passed=passed)
+        yield Move(Kind.TICK, label, Step(lambda _view: NO_CHANGES), passed=passed)
 
 
 def moments_of(job: Job) -> Iterator[datetime]:
     """Name the moments at which the passing of time changes what is decided about a job."""
     if job.state in {State.SCHEDULED, State.RETRYABLE}:
         yield job.run_at
-    if job.held_key is not None and job.holds_until is not None:
+    if job.is_holder and job.holds_until is not None:
         yield job.holds_until
 
 
-def merging(policy: Unique) -> lifecycle.Merge:
+def merging(policy: Unique) -> runs.Merge:
     """Make the merge that a worker passes to `settle`."""
     return lambda older, newer: decisions.merged(older, newer, policy)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from onejob.decide import Outcome
-from onejob.job import INCOMPLETE, Job, State
+from onejob.core.decide import Outcome
+from onejob.core.job import INCOMPLETE, Job, State
 from tests.unit.explorer_world import CONTINUED, Entry, Fate, Kind, Taken, World, described, numbers, read
 
 
@@ -49,7 +49,7 @@ def admitted(taken: Taken, world: World) -> World:
     key = wanted.job.key
     assert key is not None  # the explorer's requests all have one
     (number,) = read(wanted.job.args)
-    entry = Entry(number, key, wanted.job.version or 0, next_order(world))
+    entry = Entry(number, key, wanted.job.version or 0, next_order(world), wanted.job.task)
     world = msgspec.structs.replace(world, entries=world.entries | {number: entry})
     if holder is None:
         return msgspec.structs.replace(world, unordered=world.unordered | {key}) if wanted.force else world

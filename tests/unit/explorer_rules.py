@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import cast
 
-from onejob import lifecycle
-from onejob.decide import Outcome, Request, Verdict
-from onejob.job import EPOCH, WAITING, Changes, Job, State, Trait, View, alter
-from onejob.policy import Unique
-from onejob.stores.contract import Step
+from onejob.core import runs
+from onejob.core.decide import Outcome, Request, Verdict
+from onejob.core.job import EPOCH, WAITING, Job, State, Trait, alter
+from onejob.core.policy import Unique
+from onejob.core.step import NO_CHANGES, Step, View
 from tests.unit.explorer_ledger import carried, follow, withdrawn
 from tests.unit.explorer_world import (
     ADMITTED,
@@ -75,9 +75,41 @@ def outcome_is_due(taken: Taken) -> Iterator[str]:
     if taken.verdict.refusal == "merge":
         yield from merge_refused(taken)
         return
-    due = expected(taken.move.request, taken)
+    due = across_tasks(expected(taken.move.request, taken), taken)
     if taken.verdict.outcome is not due:
         yield f"a request was {taken.verdict.outcome}, but should be {due}"
+
+
+def across_tasks(due: Outcome, taken: Taken) -> Outcome:
+    """See rule 10: a request of another task replaces where its policy would update."""
+    wanted, standing = taken.move.request, taken.view.successor or taken.view.holder
+    assert wanted is not None  # outcome_is_due says so
+    other = standing is not None and standing.task != wanted.job.task and not taken.policy.bump
+    return Outcome.REPLACED if due is Outcome.UPDATED and other else due
+
+
+def payloads_stay_with_their_task(taken: Taken) -> Iterator[str]:
+    """See rule 10: no request is written into a job of another task."""
+    for job in (*taken.changes.updates, *taken.changes.inserts):
+        for number in () if job.chain_index else numbers(job):
+            task = taken.after.entries[number].task
+            if task != job.task:
+                yield f"{job.id} is of {job.task} and has payload {number}, which is of {task}"
+
+
+def replaced_as_updated(taken: Taken) -> Iterator[str]:
+    """See rule 10: a job of another task gets the time and position that an update would keep."""
+    wanted, policy = taken.move.request, taken.policy
+    standing = taken.view.successor or taken.view.holder
+    if wanted is None or standing is None or standing.task == wanted.job.task:
+        return
+    if not taken.verdict.payload_differs and taken.verdict.holder is not None:
+        yield "a request of another task does not differ"
+    replaced = taken.verdict.outcome is Outcome.REPLACED and policy.on_conflict == "update"
+    if replaced and not standing.chain_index and policy.wait is None and not policy.fields:
+        old, new = standing, taken.verdict.job
+        if (old.run_at, old.place) != (new.run_at, new.place):
+            yield f"{new.id} did not keep the time and position of {old.id}"
 
 
 def merge_refused(taken: Taken) -> Iterator[str]:
@@ -171,7 +203,7 @@ BY_CONFLICT = {"waiting": against_waiting, "active": against_active, "ended": ag
 
 def unheld(job: Job) -> Job:
     """Show a job as it would be without its hold."""
-    return scrubbed(alter(job, held_key=None, traits=Trait.NONE))
+    return scrubbed(alter(job, stand=None, traits=Trait.NONE))
 
 
 def terminal_is_final(taken: Taken) -> Iterator[str]:
@@ -198,7 +230,7 @@ def starts_in_time(taken: Taken) -> Iterator[str]:
     if taken.move.kind is Kind.START and job is not None and taken.changes.answer is not None:
         if job.run_at > taken.view.now:
             yield f"{job.id} started before its time"
-        if job.next_key is not None:
+        if job.is_successor:
             yield f"{job.id} started while it was a successor"
 
 
@@ -238,7 +270,7 @@ def failure_yields(taken: Taken) -> Iterator[str]:
     if taken.move.kind not in {Kind.FAIL, Kind.CRASH} or job is None:
         return
     ended = taken.after.book.jobs[job.id]
-    if job.held_key is None or successor is None or job.cancel_requested or job.attempt >= ATTEMPTS:
+    if not job.is_holder or successor is None or job.cancel_requested or job.attempt >= ATTEMPTS:
         return
     promoted = taken.after.book.jobs[successor.id]
     if could_not_merge(taken, job, successor):
@@ -248,7 +280,7 @@ def failure_yields(taken: Taken) -> Iterator[str]:
     wait = SOON if taken.move.kind is Kind.FAIL else BACKOFF
     if ended.superseded_by != successor.id:
         yield "a failed holder with a successor did not end superseded"
-    if promoted.held_key is None or promoted.run_at < taken.view.now + wait:
+    if not promoted.is_holder or promoted.run_at < taken.view.now + wait:
         yield "the successor does not run when the retry would have"
 
 
@@ -266,7 +298,7 @@ def rest_changes_nothing(taken: Taken) -> Iterator[str]:
     if taken.move.kind not in {Kind.HAND_BACK, Kind.SNOOZE} or job is None or job.cancel_requested:
         return
     rested = taken.after.book.jobs[job.id]
-    if rested.held_key != job.held_key or rested.attempt != job.attempt - 1:
+    if rested.stand != job.stand or rested.attempt != job.attempt - 1:
         yield "a rest changed the hold or spent an attempt"
     if [new.id for new in taken.changes.updates] != [job.id]:
         yield "a rest changed another job"
@@ -277,7 +309,7 @@ def hold_outlives_failure(taken: Taken) -> Iterator[str]:
     job = taken.view.job
     if taken.move.kind in {Kind.FAIL, Kind.CRASH, Kind.MATURE} and job is not None:
         after = taken.after.book.jobs[job.id]
-        if not after.is_terminal and after.held_key != job.held_key:
+        if not after.is_terminal and after.stand != job.stand:
             yield f"{job.id} lost its hold by {taken.move.kind}"
 
 
@@ -286,7 +318,7 @@ def start_lets_go(taken: Taken) -> Iterator[str]:
     job = taken.view.job
     if taken.move.kind is Kind.START and job is not None and taken.changes.answer is not None:
         releases = taken.policy.until == "start"
-        if taken.after.book.jobs[job.id].held_key != (None if releases else job.held_key):
+        if taken.after.book.jobs[job.id].stand != (None if releases else job.stand):
             yield f"{job.id} has the wrong hold after its start"
 
 
@@ -295,7 +327,7 @@ def hold_follows_chain(taken: Taken) -> Iterator[str]:
     job = taken.view.job
     if taken.move.kind is Kind.CONTINUE and job is not None and taken.changes.inserts:
         (following,) = taken.changes.inserts
-        if (following.held_key, following.holds_until) != (job.held_key, job.holds_until):
+        if (following.stand, following.holds_until) != (job.stand, job.holds_until):
             yield "the hold did not travel to the continuation"
 
 
@@ -304,7 +336,7 @@ def force_leaves_the_old_alone(taken: Taken) -> Iterator[str]:
     holder = taken.view.holder
     if taken.move.kind is Kind.FORCE and taken.admits and holder is not None:
         after = taken.after.book.jobs[holder.id]
-        if after.held_key is not None or unheld(after) != unheld(holder):
+        if after.is_holder or unheld(after) != unheld(holder):
             yield "a force did more to the older job than take its hold"
 
 
@@ -324,7 +356,7 @@ def promoted_in_turn(taken: Taken) -> Iterator[str]:
     if successor is None or holder is None or taken.move.kind in {Kind.RELEASE, Kind.RELEASE_BY_FORCE}:
         return
     after = taken.after.book.jobs[successor.id]
-    if after.next_key is None and not after.is_terminal and not taken.after.book.jobs[holder.id].is_terminal:
+    if not after.is_successor and not after.is_terminal and not taken.after.book.jobs[holder.id].is_terminal:
         yield f"{successor.id} was promoted while {holder.id} had not ended"
 
 
@@ -351,9 +383,15 @@ def debounce_waits(taken: Taken) -> Iterator[str]:
     policy, job = taken.policy, taken.admits and taken.verdict.job
     if policy.wait is None or not job or job.state is State.RETRYABLE or job.key in taken.after.unordered:
         return  # a replay does not move the cap
+    replaced = taken.verdict.superseded
+    if replaced is not None and replaced.state is State.RETRYABLE and policy.family is not None:
+        return  # an update would have kept the time of the retry
     due = taken.view.now + cast("timedelta", policy.wait)
     if policy.max_wait is not None:
-        due = min(due, job.created_at + cast("timedelta", policy.max_wait))
+        absorbed = taken.verdict.outcome in {Outcome.UPDATED, Outcome.REPLACED}
+        standing = taken.verdict.holder if policy.family is not None and absorbed else None
+        first = None if standing is None else standing.latest_at  # a request of another task set the cap
+        due = min(due, first or job.created_at + cast("timedelta", policy.max_wait))
     if job.run_at != due and job.attempt == 0:
         yield f"a debounced job runs at {job.run_at}, not at {due}"
 
@@ -368,21 +406,20 @@ def nothing_is_lost(taken: Taken) -> Iterator[str]:
 
 def one_holder(taken: Taken) -> Iterator[str]:
     """See that a key has at most one holder and one successor."""
-    for field in ("held_key", "next_key"):
-        keys = Counter(getattr(job, field) for job in taken.after.jobs)
-        for key, times in keys.items():
-            if key is not None and times > 1:
-                yield f"{times} jobs have the {field} {key!r}"
+    stands = Counter((job.key, job.stand) for job in taken.after.jobs if job.stand is not None)
+    for (key, stand), times in stands.items():
+        if times > 1:
+            yield f"{times} jobs have the stand {stand} of {key!r}"
 
 
 def nobody_is_stuck(taken: Taken) -> Iterator[str]:
     """See that whoever waits behind a job waits behind one that can still end."""
     book = taken.after.book
     for job in taken.after.jobs:
-        if (job.state is State.PENDING) != (job.next_key is not None):
-            yield f"{job.id} is {job.state} with next_key {job.next_key!r}"
-        if job.next_key is not None:
-            holder = book.jobs.get(book.held.get(job.next_key, ""))
+        if (job.state is State.PENDING) != (job.is_successor):
+            yield f"{job.id} is {job.state} with stand {job.stand!r}"
+        if job.is_successor:
+            holder = book.jobs.get(book.holders.get(job.key or b"", ""))
             if holder is None or holder.is_terminal or holder is job:
                 yield f"{job.id} waits behind nobody"
 
@@ -391,7 +428,7 @@ def holds_are_due(taken: Taken) -> Iterator[str]:
     """See that an ended job holds its key only if its policy says so."""
     for job in taken.after.jobs:
         due = not job.is_terminal or (job.state in taken.policy.held_states and not job.is_superseded)
-        if job.held_key is not None and not due:
+        if job.is_holder and not due:
             yield f"{job.id} is {job.state} and still holds its key"
 
 
@@ -407,16 +444,37 @@ def late_settlers_are_refused(taken: Taken) -> Iterator[str]:
     for job in taken.after.jobs:
         old = job.token - (job.state is State.ACTIVE)
         if old > 0:
-            view = taken.after.book.view(Step(lambda _view: Changes(), job.id), EPOCH)
-            late = lifecycle.settle(view, token=old, result=lifecycle.Completed(b"null"))
-            if late.answer is not None or late.updates or late.inserts or late.mark:
+            view = taken.after.book.view(Step(lambda _view: NO_CHANGES, job.id), EPOCH)
+            late = runs.settle(view, token=old, result=runs.Completed(b"null"))
+            if not late.is_empty or (late.answer is not None and late.answer.job != job):
                 yield f"a late completion of {job.id} was taken"
+
+
+def reading_changes_nothing(taken: Taken) -> Iterator[str]:
+    """See that a run which needs no reading is settled the same with the other rows of its key."""
+    for job in taken.after.jobs:
+        step = Step(lambda _view: NO_CHANGES, job.id, seen=job)
+        if job.state is not State.ACTIVE or not step.needs_no_reading:
+            continue
+        read = taken.after.book.view(step, EPOCH)
+        results: tuple[runs.Result, ...] = (
+            runs.Completed(b"null"),
+            runs.Failed({"type": "E"}, final=True),
+            runs.HandedBack(),
+        )
+        for result in results:
+            with_rows = runs.settle(read, token=job.token, result=result)
+            without = runs.settle(View(EPOCH, job), token=job.token, result=result)
+            if with_rows != without:
+                yield f"{job.id} is settled otherwise when the rows of its key are read"
 
 
 STEP_RULES: tuple[Rule, ...] = (
     answers,
     verdict_matches_writes,
     outcome_is_due,
+    payloads_stay_with_their_task,
+    replaced_as_updated,
     terminal_is_final,
     tokens_rise,
     starts_in_time,
@@ -441,4 +499,5 @@ WORLD_RULES: tuple[Rule, ...] = (
     holds_are_due,
     attempts_in_budget,
     late_settlers_are_refused,
+    reading_changes_nothing,
 )

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from functools import cache
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from onejob.decide import Outcome, Request, Verdict
-from onejob.job import EPOCH, Changes, Job, Retry, State, Trait, View, alter
-from onejob.policy import Unique
-from onejob.stores.book import Book
-from onejob.stores.contract import Step
+from onejob.core.decide import Outcome, Request, Verdict
+from onejob.core.job import EPOCH, Job, Retry, State, Trait, alter
+from onejob.core.policy import Unique
+from onejob.core.step import Changes, Step, View
+from onejob.stores.working_copy import WorkingCopy
 
 WORKERS = 2
 ATTEMPTS = 2
@@ -25,6 +25,7 @@ BACKOFF = timedelta(seconds=20)
 CONTINUED = 100  # what a continuation adds to the number of the payload that it continues
 
 KEYS = (b"one", b"two")
+TASKS = ("task", "other task")  # of one family
 ADMITTED = frozenset(
     {Outcome.CREATED, Outcome.FORCED, Outcome.REPLACED, Outcome.RERUN, Outcome.UPDATED},
 )
@@ -78,6 +79,7 @@ class Entry(NamedTuple):
     key: bytes
     version: int
     order: int
+    task: str = ""
     started: bool = False
     done: bool = False
     withdrawn: bool = False
@@ -96,7 +98,7 @@ class Bounds:
 class World(msgspec.Struct, frozen=True):
     """What a store holds at one moment, and the ledger of what it owes. Its clock always stands at EPOCH."""
 
-    book: Book
+    book: WorkingCopy
     left: tuple[int, ...]
     events: int
     entries: dict[int, Entry]
@@ -131,7 +133,7 @@ class Move:
 
     kind: Kind
     label: str
-    step: Step
+    step: Step[Any]
     request: Request | None = None
     passed: timedelta | None = None
 
@@ -143,7 +145,7 @@ class Taken(msgspec.Struct, frozen=True):
     policy: Unique
     before: World
     view: View
-    changes: Changes
+    changes: Changes[Any]
     after: World
 
     @property
@@ -179,7 +181,7 @@ def numbers(job: Job) -> tuple[int, ...]:
 
 def described(job: Job) -> str:
     """Say in a few words how a job stands."""
-    role = " holds" if job.held_key else " waits behind" if job.next_key else ""
+    role = " holds" if job.is_holder else " waits behind" if job.is_successor else ""
     by = f" by {job.superseded_by}" if job.superseded_by else ""
     return f"{job.id}{list(numbers(job))} {job.state}{by}{role}"
 
@@ -200,15 +202,20 @@ def scrubbed(job: Job) -> Job:
         run_at=max(job.run_at, EPOCH),
         created_at=max(job.created_at, EPOCH - WINDOW),
         latest_at=job.latest_at and max(job.latest_at, EPOCH),
-        held_at=max(job.held_at, EPOCH - WINDOW) if job.held_key and job.held_at else None,
-        holds_until=max(job.holds_until, EPOCH) if job.held_key and job.holds_until else None,
+        held_at=max(job.held_at, EPOCH - WINDOW) if job.is_holder and job.held_at else None,
+        holds_until=max(job.holds_until, EPOCH) if job.is_holder and job.holds_until else None,
     )
     if not job.is_terminal:
-        return known
+        return unversioned(known)
     ended = alter(known, run_at=EPOCH, created_at=EPOCH, attempt=0, token=1, cancel_requested=False)
     if job.state is State.COMPLETED or job.is_superseded:  # never to be replayed
         ended = alter(ended, latest_at=None, traits=Trait.NONE, version=None)
-    return ended
+    return unversioned(ended)
+
+
+def unversioned(job: Job) -> Job:
+    """Forget how often a job was written, and when it may be pruned."""
+    return msgspec.structs.replace(job, revision=0, kept_until=None)
 
 
 def later(job: Job, passed: timedelta) -> Job:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onejob import cron
+from onejob.core import cron
 from onejob.errors import InvalidPolicy, InvalidSchedule
 
 BERLIN = cron.zone_named("Europe/Berlin")

@@ -1,6 +1,6 @@
 """Two years, 20 time zones, 200 cron lines: every tick, against a wall that is watched minute by minute.
 
-The watcher shares no code with `onejob.cron`: lines are drawn as sets of numbers and written down for it
+The watcher shares no code with `onejob.core.cron`: lines are drawn as sets of numbers and written down for it
 to read, and what it must answer is found by looking at each minute. The gate looks at some lines of each
 zone, in the days around every change of its clocks; `make ticks` looks at all lines in all of both years.
 """
@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from onejob.cron import read, ticks
+from onejob.core.cron import read, ticks
 
 DEEP = os.environ.get("ONEJOB_HYPOTHESIS") == "deep"
 

@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from onejob import decide, lifecycle
+from onejob.core import decide, holds, manual, replay, runs
+from onejob.core.job import Job, Stand, State, alter
+from onejob.core.policy import CHOICES, Unique
+from onejob.core.step import Changes, View
 from onejob.errors import InvalidPolicy
-from onejob.job import Changes, Job, State, View, alter
-from onejob.policy import CHOICES, Unique
 from tests.unit.explorer import Refuted, Report, explore, spelled
 from tests.unit.explorer_world import SOON, WINDOW, Bounds
 
@@ -112,6 +113,20 @@ PRESETS = [
     Unique.once(on_conflict="replace"),
     Unique.singleton(),
 ]
+FAMILIES = [
+    Unique.until_executing(family="items"),
+    Unique.until_executing(family="items", on_conflict="update"),
+    Unique.until_executed(family="items"),
+    Unique.throttle(WINDOW, "first+last", family="items"),
+    Unique.debounce(2 * SOON, WINDOW, family="items"),
+    Unique.coalesce(family="items", fields=["time"]),
+    Unique.coalesce(family="items", within=WINDOW),
+    Unique.once(family="items", on_conflict="update"),
+    Unique(family="items", on_conflict="replace", keep_schedule=True),
+    Unique(family="items", on_conflict="update", on_active="cancel"),
+    Unique.latest(by="items", version="version", family="items"),
+    Unique.coalesce(family="items"),
+]
 POLICIES = list(
     {spelled(policy): policy for policy in [*combinations(), *hatches(), *details(), *PRESETS]}.values()
 )
@@ -147,6 +162,16 @@ def test_three_requests_and_any_event(policy: Unique, look: Look) -> None:
     look(policy, Bounds((3,), 1))
 
 
+@pytest.mark.parametrize("policy", FAMILIES, ids=spelled)
+def test_three_requests_of_two_tasks_of_one_family(policy: Unique, look: Look) -> None:
+    look(policy, Bounds((3,), 1 if DEEP or policy in FAMILIES[-2:] else 0))
+
+
+@pytest.mark.parametrize("policy", FAMILIES, ids=spelled)
+def test_two_tasks_of_one_family_and_any_event(policy: Unique, look: Look) -> None:
+    look(policy, Bounds((2,), 1))
+
+
 @pytest.mark.parametrize("policy", PRESETS, ids=spelled)
 def test_any_two_events(policy: Unique, look: Look) -> None:
     look(policy, Bounds((2,), 3 if DEEP else 2))
@@ -167,6 +192,7 @@ def test_there_are_many_policies() -> None:
 
 
 Function = Callable[..., Any]
+CORE = (holds, decide, runs, replay, manual)  # the module that defines a function comes first
 
 
 @dataclass(frozen=True)
@@ -174,7 +200,6 @@ class Mutant:
     """A function of the core with a mistake in it, and where the explorer has to look to see it."""
 
     name: str
-    module: Any
     function: str
     mistake: Callable[[Function], Function]
     policy: Unique
@@ -196,8 +221,8 @@ def altered(**fields: Any) -> Callable[[Function], Function]:
 def blind(original: Function) -> Function:
     """Hide the successor from a function that promotes it."""
 
-    def leave(view: View, *args: Any, **options: Any) -> Changes:
-        changes: Changes = original(msgspec.structs.replace(view, successor=None), *args, **options)
+    def leave(view: View, *args: Any, **options: Any) -> Changes[Any]:
+        changes: Changes[Any] = original(msgspec.structs.replace(view, successor=None), *args, **options)
         return changes
 
     return leave
@@ -206,10 +231,21 @@ def blind(original: Function) -> Function:
 def forgetful(original: Function) -> Function:
     """Answer `updated`, and keep the old payload."""
 
-    def refresh(request: Any, policy: Unique, view: View, standing: Job) -> Changes:
-        changes: Changes = original(request, policy, view, standing)
+    def refresh(request: Any, policy: Unique, view: View, standing: Job) -> Changes[Any]:
+        changes: Changes[Any] = original(request, policy, view, standing)
         old = {"args": standing.args, "payload_digest": standing.payload_digest}
         return msgspec.structs.replace(changes, updates=tuple(alter(job, **old) for job in changes.updates))
+
+    return refresh
+
+
+def indifferent(original: Function) -> Function:
+    """Update a job of another task."""
+
+    def refresh(request: Any, policy: Unique, view: View, standing: Job) -> Changes[Any]:
+        same = msgspec.structs.replace(request, job=alter(request.job, task=standing.task))
+        changes: Changes[Any] = original(same, policy, view, standing)
+        return changes
 
     return refresh
 
@@ -217,12 +253,12 @@ def forgetful(original: Function) -> Function:
 def hasty(original: Function) -> Function:
     """Let the successor in when its holder only rests."""
 
-    def rest(view: View, job: Job, **options: Any) -> Changes:
-        changes: Changes = original(view, job, **options)
+    def rest(view: View, job: Job, **options: Any) -> Changes[Any]:
+        changes: Changes[Any] = original(view, job, **options)
         if view.successor is None:
             return changes
         return msgspec.structs.replace(
-            changes, updates=(*changes.updates, lifecycle.promote(view.successor, view.now))
+            changes, updates=(*changes.updates, holds.promote(view.successor, view.now))
         )
 
     return rest
@@ -231,8 +267,8 @@ def hasty(original: Function) -> Function:
 def loose(original: Function) -> Function:
     """Let a failed job go on without its hold."""
 
-    def retry(view: View, failed: Job, *args: Any) -> Changes:
-        changes: Changes = original(view, alter(failed, held_key=None), *args)
+    def retry(view: View, failed: Job, *args: Any) -> Changes[Any]:
+        changes: Changes[Any] = original(view, alter(failed, stand=None), *args)
         return changes
 
     return retry
@@ -241,8 +277,8 @@ def loose(original: Function) -> Function:
 def greedy(original: Function) -> Function:
     """Take the key back at hand-back."""
 
-    def rest(view: View, job: Job, **options: Any) -> Changes:
-        changes: Changes = original(view, alter(job, held_key=job.key), **options)
+    def rest(view: View, job: Job, **options: Any) -> Changes[Any]:
+        changes: Changes[Any] = original(view, alter(job, stand=Stand.HOLDER), **options)
         return changes
 
     return rest
@@ -253,7 +289,6 @@ LATEST = Unique(until="start", on_conflict="update", version="version")
 MUTANTS = [
     Mutant(
         "settle does not ask for the token",
-        lifecycle,
         "owned",
         instead(lambda job, _token: job is not None and job.state is State.ACTIVE),
         Unique(),
@@ -262,7 +297,6 @@ MUTANTS = [
     ),
     Mutant(
         "leave does not promote",
-        lifecycle,
         "leave",
         blind,
         Unique.coalesce(),
@@ -271,7 +305,6 @@ MUTANTS = [
     ),
     Mutant(
         "decide keeps while active",
-        decide,
         "meet_active",
         instead(decide.keep),
         Unique.coalesce(),
@@ -280,7 +313,6 @@ MUTANTS = [
     ),
     Mutant(
         "an update ignores the newer payload",
-        decide,
         "refresh",
         forgetful,
         Unique.coalesce(),
@@ -288,8 +320,15 @@ MUTANTS = [
         events=0,
     ),
     Mutant(
+        "an update takes the payload of another task",
+        "refresh",
+        indifferent,
+        Unique.coalesce(family="items"),
+        "should be replaced|which is of",
+        events=0,
+    ),
+    Mutant(
         "a mark is never void",
-        lifecycle,
         "voided",
         instead(lambda _mark, _ended: None),
         STARTING,
@@ -298,7 +337,6 @@ MUTANTS = [
     ),
     Mutant(
         "nobody is overtaken",
-        lifecycle,
         "overtaken",
         instead(lambda _job, _mark: False),
         STARTING,
@@ -306,7 +344,6 @@ MUTANTS = [
     ),
     Mutant(
         "nobody is outdated",
-        lifecycle,
         "outdated",
         instead(lambda _job, _mark: False),
         LATEST,
@@ -315,57 +352,45 @@ MUTANTS = [
     ),
     Mutant(
         "a resting holder lets its successor in",
-        lifecycle,
         "rest",
         hasty,
         Unique.coalesce(),
         "promoted|changed another|jobs have",
     ),
-    Mutant(
-        "a retry drops the hold", lifecycle, "retry_or_yield", loose, Unique(), "lost its hold", requests=1
-    ),
+    Mutant("a retry drops the hold", "retry_or_yield", loose, Unique(), "lost its hold", requests=1),
     Mutant(
         "the hold does not follow the chain",
-        lifecycle,
         "proceed",
-        altered(held_key=None),
+        altered(stand=None),
         Unique(),
         "did not travel",
         requests=1,
     ),
     Mutant(
         "a forced-out job still gives way",
-        lifecycle,
         "detach",
-        instead(lambda job: alter(job, held_key=None, next_key=None)),
+        instead(lambda job, _now: alter(job, stand=None)),
         Unique(on_conflict="update", within=WINDOW),
         "left to run on alone",
     ),
     Mutant(
         "a chain between two jobs counts as waiting",
-        decide,
         "phase",
         instead(lambda job: job.state),
         Unique.coalesce(),
-        "was changed",
+        "was changed|should be rerun",
     ),
-    Mutant(
-        "nothing is stale", decide, "stale", instead(lambda _request, _view: False), LATEST, "should be stale"
-    ),
+    Mutant("nothing is stale", "stale", instead(lambda _request, _view: False), LATEST, "should be stale"),
     Mutant(
         "a superseded payload is not merged",
-        lifecycle,
         "absorb",
         instead(lambda _failed, successor, _merge: successor),
         Unique.coalesce(merge=UNION),
         "not merged",
     ),
-    Mutant(
-        "hand-back takes the key back", lifecycle, "rest", greedy, STARTING, "changed the hold", requests=1
-    ),
+    Mutant("hand-back takes the key back", "rest", greedy, STARTING, "changed the hold", requests=1),
     Mutant(
         "only the newest request is remembered",
-        decide,
         "remember",
         lambda original: (
             lambda *args: msgspec.structs.replace(original(*args), prior_version=None, prior_job=None)
@@ -376,7 +401,6 @@ MUTANTS = [
     ),
     Mutant(
         "a newcomer may start at once",
-        decide,
         "due",
         instead(lambda _at, _now: State.AVAILABLE),
         Unique.debounce(2 * SOON),
@@ -386,17 +410,27 @@ MUTANTS = [
 ]
 
 
+def substitute(
+    monkeypatch: pytest.MonkeyPatch, function: str, mistake: Callable[[Function], Function]
+) -> None:
+    """Replace a function of the core in every module that uses it."""
+    users = [module for module in CORE if hasattr(module, function)]
+    assert users
+    mistaken = mistake(getattr(users[0], function))
+    for module in users:
+        monkeypatch.setattr(module, function, mistaken)
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_refuted(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = getattr(mutant.module, mutant.function)
-    monkeypatch.setattr(mutant.module, mutant.function, mutant.mistake(original))
+    substitute(monkeypatch, mutant.function, mutant.mistake)
 
     with pytest.raises(Refuted, match=mutant.seen):
         explore(mutant.policy, Bounds((mutant.requests,), mutant.events))
 
 
 def test_a_refutation_tells_the_shortest_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "promote", lambda successor, _now, **_options: successor)
+    substitute(monkeypatch, "promote", instead(lambda successor, _now, **_options: successor))
 
     with pytest.raises(Refuted) as refuted:
         explore(Unique.coalesce(), Bounds((2,), 0))
@@ -404,6 +438,9 @@ def test_a_refutation_tells_the_shortest_way(monkeypatch: pytest.MonkeyPatch) ->
     assert str(refuted.value).splitlines()[2:] == [
         "  1. request for one with payload 1 → created  [job1-one[1] available holds]",
         "  2. start job1-one  [job1-one[1] active holds]",
-        "  3. request for one with payload 2 → rerun  [job2-one[2] pending waits behind]",
+        (
+            "  3. request for one with payload 2 → rerun  "
+            "[job1-one[1] active holds, job2-one[2] pending waits behind]"
+        ),
         "  4. complete job1-one  [job1-one[1] completed, job2-one[2] pending waits behind]",
     ]

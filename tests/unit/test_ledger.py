@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from onejob.observe.ledger import Ledger
+from onejob.engine.counters import AbsorbedCounters
 from onejob.stores.contract import Tally
 from onejob.stores.memory import MemoryStore
 
@@ -18,16 +18,16 @@ class Slow(MemoryStore):
         self.begun = threading.Event()
         self.go = threading.Event()
 
-    def tally(self, tallies: Sequence[Tally]) -> None:
+    def count(self, tallies: Sequence[Tally], batch: str = "") -> None:
         """Write, when told to."""
         self.begun.set()
         assert self.go.wait(30)
-        super().tally(tallies)
+        super().count(tallies, batch)
 
 
 async def test_a_flush_waits_for_the_one_that_is_under_way() -> None:
     store = Slow()
-    ledger = Ledger(store)
+    ledger = AbsorbedCounters(store)
     ledger.count(Tally("", "mail", "kept", "x", 1))
     timers = threading.Thread(target=ledger.flush)
     timers.start()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from onejob.letters import LONGEST, alike
+from onejob.app.dead_letters import LONGEST, generalise
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ from onejob.letters import LONGEST, alike
     ],
 )
 def test_what_differs_is_taken_out(message: str, expected: str) -> None:
-    assert alike(message) == expected
+    assert generalise(message) == expected
 
 
 def test_a_long_message_is_cut() -> None:
-    assert len(alike("word " * 1000)) == LONGEST
+    assert len(generalise("word " * 1000)) == LONGEST

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from onejob import App, Replay, Retry, State, Unique, unique
+from onejob.core.fluent import Fluent
+from onejob.core.job import INCOMPLETE, TERMINAL, WAITING
 from onejob.errors import InvalidCall, InvalidDuration, InvalidPolicy, OnejobError, UnknownQueue
-from onejob.fluent import Fluent
-from onejob.job import INCOMPLETE, TERMINAL, WAITING
+from onejob.tasks.task import builder_of
 
 
 @pytest.fixture
@@ -35,6 +36,10 @@ def mail(to: int, text: str = "", *, seq: int = 0) -> str:
         ({"by": 5}, "argument"),
         ({"by": [5]}, "argument"),
         ({"family": ""}, "name the family, or leave it out"),
+        (
+            {"family": "mails", "merge": {"ids": "union"}, "on_conflict": "update"},
+            "leave merge= or family= out",
+        ),
         ({"until": "end"}, "write one of 'start', 'finish', 'failure', 'forever'"),
         ({"until": None}, "write one of 'start', 'finish', 'failure', 'forever'"),
         ({"states": []}, "leave unique out"),
@@ -54,7 +59,7 @@ def mail(to: int, text: str = "", *, seq: int = 0) -> str:
         ({"merge": {"text": 5}, "on_conflict": "update"}, "or a function"),
         ({"merge": "union", "on_conflict": "update"}, "function"),
         ({"merge": {"text": "union"}, "on_conflict": "update", "merge_cap": 0}, "at least one"),
-        ({"fields": ["args"], "on_conflict": "update"}, "choose from place, priority, queue, time"),
+        ({"fields": ["args"], "on_conflict": "update"}, "choose from place, priority, queue, retry, time, t"),
         ({"fields": ["priority"]}, 'write on_conflict="update"'),
         ({"keep_schedule": True}, 'belongs to on_conflict="replace"'),
         ({"keep_schedule": True, "on_conflict": "update"}, 'belongs to on_conflict="replace"'),
@@ -206,8 +211,25 @@ def test_a_builder_is_not_changed_by_its_steps() -> None:
 
 def test_a_policy_describes_itself() -> None:
     text = Unique(by="to", queue=True, meta=["tenant"], within="5m", on_conflict="update").describe()
-    for part in ("to", "queue", "meta.tenant", "5m", "update", "rerun"):
+    for part in ("to", "queue", "meta.tenant", "5m", "update", "run once more"):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        (Unique(), "a duplicate gets the existing job, also while it runs"),
+        (Unique(on_conflict="reject"), "a duplicate is rejected, also while it runs"),
+        (Unique.coalesce(), "a duplicate updates the waiting job, or makes a running one run once more"),
+        (
+            Unique(on_conflict="replace", on_active="cancel"),
+            "a duplicate replaces the waiting job, or stops a running one and runs after it",
+        ),
+        (Unique.until_executing(), "a duplicate gets the existing job"),
+    ],
+)
+def test_a_policy_says_what_a_duplicate_does(policy: Unique, says: str) -> None:
+    assert policy.describe().endswith(f"; {says}")
 
 
 # ── registration ──────────────────────────────────────────────────────────────────────────────────
@@ -240,7 +262,7 @@ def test_a_policy_that_names_what_the_task_does_not_have_is_refused(
 
 def test_a_policy_that_names_arguments_and_paths_is_accepted(app: App) -> None:
     policy = Unique(by=["to", "text.id"], version="seq", on_conflict="update")
-    assert app.task(unique=policy)(mail).unique == policy
+    assert builder_of(app.task(unique=policy)(mail)).policy == policy
 
 
 @pytest.mark.parametrize("policy", ["coalesce", 5, Unique])
@@ -252,8 +274,8 @@ def test_what_is_no_policy_is_refused(app: App, policy: Any) -> None:
 
 
 def test_true_means_the_default_policy(app: App) -> None:
-    assert app.task(unique=True)(mail).unique == Unique()
-    assert app.task(unique=False, name="other")(mail).unique is None
+    assert builder_of(app.task(unique=True)(mail)).policy == Unique()
+    assert builder_of(app.task(unique=False, name="other")(mail)).policy is None
 
 
 def test_two_tasks_of_one_name_are_refused(app: App) -> None:
@@ -335,7 +357,7 @@ def test_a_replay_that_cannot_be_meant_is_refused(make: Callable[[], Replay], ad
         (lambda: App("mysql://host/db"), "sqlite:///"),
         (lambda: App("sqlite:///"), "sqlite:///jobs.db"),
         (lambda: App("sqlite:///jobs.db?mode=fast"), "synchronous"),
-        (lambda: App("memory://", secret=""), "leave it out"),
+        (lambda: App("memory://", secret="pepper"), "leave it out"),
         (lambda: App("memory://", retention={"finished": "1d"}), "completed"),
         (lambda: App("memory://", retention={"completed": -1}), "negative"),
         (lambda: App("memory://", retention={"active": "1d"}), "completed"),
@@ -349,3 +371,27 @@ def test_a_replay_that_cannot_be_meant_is_refused(make: Callable[[], Replay], ad
 def test_an_app_that_cannot_be_meant_is_refused(make: Callable[[], object], advice: str) -> None:
     with pytest.raises(OnejobError, match=advice):
         make()
+
+
+@pytest.mark.parametrize(
+    "preset", [Unique.until_executing, Unique.until_executed, Unique.coalesce, Unique.once]
+)
+def test_a_preset_without_a_duration_takes_by_first(preset: Any) -> None:
+    assert preset("tenant") == preset(by="tenant")
+    assert preset(["tenant", "order.id"], shadow=True).by == ("tenant", "order.id")
+    assert preset(key="k").by is None
+
+
+def test_a_retry_first_waits_its_base() -> None:
+    retry = Retry(base="20s", factor=3, cap="10m", jitter=0)
+    assert [retry.delay(failures).total_seconds() for failures in (1, 2, 3, 4, 5)] == [20, 60, 180, 540, 600]
+
+
+def test_a_typo_in_a_preset_is_an_error_for_type_checkers() -> None:
+    """The ignored lines are errors for mypy, which reports an ignore that is not needed."""
+    with pytest.raises(TypeError, match="bye"):
+        Unique.coalesce(bye="tenant")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="untill"):
+        Unique.throttle("5m", untill="start")  # type: ignore[call-arg]
+    with pytest.raises(InvalidPolicy, match="done"):
+        Unique.once("tenant", on_active="done")  # type: ignore[arg-type]

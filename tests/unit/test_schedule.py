@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onejob.core.durations import LONGEST, duration, spell
 from onejob.errors import InvalidDuration
-from onejob.schedule import LONGEST, duration, spell
+from tests.depth import examples
 
 
 @pytest.mark.parametrize(
@@ -151,13 +152,13 @@ def test_a_duration_is_spelled_compactly(delta: timedelta, text: str) -> None:
     assert spell(delta) == text
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500))
 @given(st.timedeltas(timedelta(), LONGEST) | st.timedeltas(timedelta(), timedelta(minutes=2)))
 def test_what_is_spelled_is_read_back(delta: timedelta) -> None:
     assert duration(spell(delta)) == delta
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500))
 @given(st.text(alphabet="0123456789.,wdhmsPTWDHMSY-+ ", max_size=12) | st.text(max_size=8))
 def test_any_text_is_a_duration_or_a_typed_refusal(text: str) -> None:
     try:

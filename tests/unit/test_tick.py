@@ -2,18 +2,34 @@
 
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
 
-from onejob import Retry, State, Unique, cron, lifecycle
-from onejob.decide import Outcome, Request, replay
+from onejob import Retry, State, Unique
+from onejob.core import cron, manual, runs
+from onejob.core.decide import Outcome, Request
+from onejob.core.job import Job, Trait, alter
+from onejob.core.policy import OnConflict
+from onejob.core.replay import replay
+from onejob.core.step import Changes, Step
+from onejob.core.ticks import (
+    COUNTED,
+    LATE,
+    MOST,
+    Tick,
+    Ticked,
+    begin,
+    check,
+    end,
+    last_tick,
+    plan,
+    reset,
+    tick,
+)
 from onejob.errors import InvalidSchedule
-from onejob.job import Changes, Job, Trait, alter
-from onejob.policy import OnConflict
-from onejob.stores.book import Book
-from onejob.stores.contract import Step
-from onejob.tick import COUNTED, LATE, MOST, Tick, Ticked, begin, check, end, last_tick, plan, reset, tick
+from onejob.stores.working_copy import WorkingCopy
 
 KEY = b"k" * 32
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
@@ -47,10 +63,10 @@ class World:
     """A book in which a schedule began at noon."""
 
     def __init__(self, overlap: Unique | None = None) -> None:
-        self.book, self.overlap, self.number = Book(), overlap, 0
+        self.book, self.overlap, self.number = WorkingCopy(), overlap, 0
         self.run(partial(begin, key=KEY), NOON)
 
-    def run(self, act: partial[Changes], now: datetime, job_id: str | None = None) -> object:
+    def run(self, act: partial[Changes[Any]], now: datetime, job_id: str | None = None) -> object:
         return self.book.run(Step(act, job_id, KEY), now, lambda _: None)
 
     def tick(self, minutes: int, since: int, *, digest: bytes = b"same") -> Ticked | None:
@@ -158,7 +174,7 @@ class TestMeeting:
     def test_without_a_policy_runs_overlap(self) -> None:
         world = World(None)
         assert [world.outcome(5, 0), world.outcome(10, 5)] == [Outcome.CREATED, Outcome.CREATED]
-        assert [job.held_key for job in world.jobs] == [None, None]
+        assert [job.stand for job in world.jobs] == [None, None]
         assert [job.metadata["tick"][11:16] for job in world.jobs] == ["12:05", "12:10"]
 
     @pytest.mark.parametrize(
@@ -211,8 +227,9 @@ class TestTheMark:
         world.tick(5, since=0)
         [job] = world.jobs
         later = NOON + timedelta(days=400)
-        for act in (lifecycle.cancel, replay, lifecycle.cancel, lifecycle.prune):
+        for act in (manual.cancel, replay, manual.cancel, manual.prune):
             world.run(partial(act), later, job.id)
+            later += timedelta(days=400)
             assert world.last == NOON + 5 * MINUTE
         assert not world.jobs
         assert world.tick(5, since=0) is None
@@ -220,9 +237,9 @@ class TestTheMark:
     def test_no_job_gives_way_to_it(self) -> None:
         world = World(Unique(until="start", on_conflict="replace"))
         world.tick(5, since=0)
-        world.run(partial(lifecycle.start, worker="w", lease=MINUTE), NOON, "job-1")
+        world.run(partial(runs.start, worker="w", lease=MINUTE), NOON, "job-1")
         world.tick(10, since=5)
-        world.run(partial(lifecycle.expire), NOON + timedelta(hours=1), "job-1")
+        world.run(partial(runs.expire), NOON + timedelta(hours=1), "job-1")
         assert world.book.jobs["job-1"].state is State.RETRYABLE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -13,40 +14,51 @@ from onejob.errors import OnejobError
 
 COMMANDS = {
     "demo": ("demo", "Watch duplicates being absorbed."),
-    "worker": ("worker", "Run jobs until told to stop."),
-    "enqueue": ("enqueue", "Ask for a call of a task, and print what became of the request."),
-    "why": ("why", "Tell what a request would meet, or why a job waits or how it ended."),
+    "worker": ("worker", "Run jobs until stopped."),
+    "top": ("top", "Show queues, tasks, workers and held keys live in the terminal."),
+    "tail": ("tail", "Follow what happens: requests, runs and how they end."),
+    "serve": ("serve", "Show jobs, keys and queues in a browser."),
+    "enqueue": ("enqueue", "Enqueue a call of a task, and print what happened to the request."),
+    "why": ("why", "Explain what a request would meet, or why a job waits, or how it ended."),
     "jobs": ("jobs", "List jobs, newest first."),
-    "job": ("jobs", "Show all about one job, its arguments included."),
-    "cancel": ("jobs", "End a waiting job, or tell a running one to stop."),
-    "chains": ("chains", "List chains, newest first, each by the job that it has come to."),
-    "chain": ("chains", "Show a chain: its jobs, what it waits for, and who waits for it."),
+    "job": ("jobs", "Show one job with its arguments, its hold and its errors."),
+    "cancel": ("jobs", "Cancel a waiting job, or ask a running one to stop."),
+    "reschedule": ("jobs", "Move waiting jobs to another time."),
+    "run-now": ("jobs", "Make scheduled and retryable jobs available at once."),
+    "chains": ("chains", "List chains, newest first, each with its last job."),
+    "chain": ("chains", "Show a chain: its jobs, what it waits for, and what waits for it."),
     "dead": ("dead", "List dead letters, newest first, with the error that ended each."),
-    "replay": ("dead", "Bring a dead letter back to life, or many, perhaps with other arguments."),
-    "holds": ("holds", "List the jobs that hold a key, and those that wait behind them."),
-    "release": ("holds", "Free a key by hand."),
-    "queues": ("queues", "List queues: what waits and runs there, their limits, and which are paused."),
-    "pause": ("queues", "Let no worker start jobs of a queue until it is resumed."),
+    "replay": ("dead", "Replay one dead letter or many, perhaps with other arguments."),
+    "holds": ("holds", "List the jobs that hold a key, and the jobs that wait behind them."),
+    "release": ("holds", "Release a key."),
+    "queues": ("queues", "List queues with their waiting and running jobs, limits and pauses."),
+    "pause": ("queues", "Start no jobs of a queue, on any worker, until it is resumed."),
     "resume": ("queues", "Let workers start jobs of a queue again."),
-    "cron": ("cron", "Run tasks by the clock: list and change schedules, and read cron lines."),
-    "stats": ("store", "Count jobs by queue and state, and the requests that were absorbed."),
-    "doctor": ("store", "Look at the store and its jobs, and say what is wrong."),
-    "prune": ("prune", "Forget ended jobs past their retention."),
-    "migrate": ("store", "Make the tables, or bring them up to date."),
-    "move": ("move", "Carry waiting jobs, holds and dead letters to another store."),
+    "workers": ("workers", "List workers: whether they are alive, and what they run."),
+    "advise": ("advise", "Say which policies would have absorbed repeated requests."),
+    "cron": ("cron", "List and change schedules, and explain cron lines."),
+    "stats": ("store", "Count jobs and absorbed requests, and show how long jobs wait and run."),
+    "metrics": ("metrics", "Print the figures of the store in the text format of Prometheus."),
+    "health": ("health", "Check whether jobs are started in time and end as usual."),
+    "doctor": ("store", "Examine the store and its jobs."),
+    "prune": ("prune", "Delete ended jobs whose retention is over."),
+    "mcp": ("mcp", "Serve read-only tools to an assistant: why was my job dropped?"),
+    "migrate": ("store", "Create the tables, or upgrade them."),
+    "move": ("move", "Move waiting jobs, holds and dead letters to another store."),
+    "completion": ("completion", "Print the script that completes commands and options in a shell."),
 }
-"""The module and the summary of each command, so that the list of them loads none."""
+"""The module and the summary of each command, so that listing them loads no module."""
 
 
 class LazyGroup(click.Group):
-    """Loads a command's module when the command is needed, and says errors in one sentence."""
+    """Loads a command's module when the command is needed, and prints errors as one sentence."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as click calls it
-        """List commands in the order in which people meet them."""
+        """Return commands in the order in which a newcomer needs them."""
         return list(COMMANDS)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
-        """Write the list of commands without loading them."""
+        """Write the list of commands without loading their modules."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
@@ -55,11 +67,20 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"onejob.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is named; if there is none, name the ones that are spelled alike."""
+        near = get_close_matches(args[0], COMMANDS, n=3) if args and args[0] not in COMMANDS else []
+        if near:
+            ctx.fail(f"There is no command {args[0]!r}: did you mean {' or '.join(near)}?")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; what onejob refuses ends it with a sentence, never with a traceback."""
+        """Run a command; an error of onejob ends it with a sentence, without a traceback."""
         if os.environ.get("NO_COLOR"):
             ctx.color = False
         try:
@@ -72,7 +93,8 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="APP is module:attribute, such as shop:app; set ONEJOB_APP to leave it out. "
-    "Commands that need no tasks take a URL as well, such as sqlite:///jobs.db.",
+    "Commands that need no tasks take a URL as well, such as sqlite:///jobs.db. "
+    "ID is a job's id, or a unique beginning of one.",
 )
 @click.version_option(__version__, prog_name="onejob")
 def main() -> None:

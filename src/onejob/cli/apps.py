@@ -1,15 +1,14 @@
-"""APP on the command line: module:attribute, or the URL of a store; and commands that open it."""
+"""The APP argument: module:attribute, or the URL of a store; and commands that open it."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import reduce, wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import click
 
@@ -26,37 +25,48 @@ Work = Callable[..., Coroutine[Any, Any, int | None]]
 
 
 class AppCommand(click.Command):
-    """A command whose first word is APP, unless ONEJOB_APP says it."""
+    """A command whose first argument is APP, unless ONEJOB_APP is set."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the app of the environment in its place if the first word is not one."""
+        """Insert the app of the environment if the first argument is not an app."""
         default = os.environ.get(VARIABLE)
         if default and not ctx.resilient_parsing:
             words, _, _ = self.make_parser(ctx).parse_args(list(args))
-            if not is_app(words.get("app")):
+            several = words.get("apps")  # of the worker; not a tuple if none is given
+            first = several[0] if isinstance(several, tuple) and several else words.get("app")
+            if not is_app(first):
                 args = [default, *args]
         return super().parse_args(ctx, args)
 
 
 def is_app(word: object) -> bool:
-    """Tell whether a word looks like module:attribute or like a URL."""
+    """Return whether an argument looks like module:attribute or like a URL."""
     return isinstance(word, str) and bool(PLACE.fullmatch(word) or URL.fullmatch(word))
 
 
 def app_command(
-    *, example: str, needs_tasks: bool = False, makes_tables: bool = False
+    *, example: str, needs_tasks: bool = False, may_be_empty: bool = False
 ) -> Callable[[Work], click.Command]:
-    """Make a command of a coroutine function that takes an open App and returns its exit code, or None."""
+    """Return a decorator for coroutine functions that take an open App and return an exit code or None.
+
+    Args:
+        example: A command line for the help.
+        needs_tasks: Refuse the URL of a store: it has no tasks.
+        may_be_empty: Run it on a store without tables, which it may create; other commands create no file.
+    """
 
     def decorate(work: Work) -> click.Command:
         @wraps(work)
-        def callback(app: str, namespace: str | None = None, **options: Any) -> None:
-            opened = load(app, namespace, needs_tasks=needs_tasks)
-            if URL.fullmatch(app) and not makes_tables:
+        def callback(
+            app: str, modules: tuple[str, ...], namespace: str | None = None, **options: Any
+        ) -> None:
+            opened = load(app, namespace, needs_tasks=needs_tasks, modules=modules)
+            if not may_be_empty and (URL.fullmatch(app) or opened.url.startswith("sqlite:")):
                 refuse_empty(opened)
             run(work, opened, options)
 
-        decorated = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")(callback)
+        decorated = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(callback)
+        decorated = import_option(decorated)
         if not needs_tasks:
             decorated = click.option("--namespace", help="The tenant, where APP is a URL.")(decorated)
         decorated = click.argument("app")(decorated)
@@ -65,8 +75,14 @@ def app_command(
     return decorate
 
 
+import_option = click.option(
+    "--import", "modules", multiple=True, metavar="MODULE",
+    help="Also import this module, which declares tasks; may be repeated.",
+)  # fmt: skip
+
+
 def run(work: Work, app: App, options: dict[str, Any]) -> None:
-    """Do a command's work on an open app, close it, and exit with the code that the work returned."""
+    """Run a command on an open app, close it, and exit with the code that the command returned."""
     import asyncio
 
     async def use() -> int | None:
@@ -77,55 +93,80 @@ def run(work: Work, app: App, options: dict[str, Any]) -> None:
         raise click.exceptions.Exit(code)
 
 
-def load(place: str, namespace: str | None = None, *, needs_tasks: bool = False) -> App:
-    """Find the app that a word names."""
+def load(
+    place: str, namespace: str | None = None, *, needs_tasks: bool = False, modules: Sequence[str] = ()
+) -> App:
+    """Return the app that an argument names, after importing the modules that declare its tasks."""
     from onejob import App
 
     if URL.fullmatch(place) and not needs_tasks:
+        if modules:
+            raise unusable("--import goes with an app; a store has no tasks.")
         return App(place, namespace=namespace or "")
     if namespace is not None:
         raise unusable("--namespace goes with a URL; an app has its own.")
     if URL.fullmatch(place):
-        raise unusable(f"{place} names a store, which knows no tasks: name the app, as in shop:app.")
+        raise unusable(f"{redacted(place)} names a store, which has no tasks: name the app, as in shop:app.")
     if not PLACE.fullmatch(place):
-        raise unusable(f"{place!r} is not an app: write module:attribute, as in shop:app, or set {VARIABLE}.")
+        shown = repr(re.sub(r".*@", "…@", place))
+        raise unusable(f"{shown} is not an app: write module:attribute, as in shop:app, or set {VARIABLE}.")
     module, _, attribute = place.partition(":")
     found = pick(load_module(module), module, attribute)
+    if callable(found):
+        found = make(place, found)
     if not isinstance(found, App):
         raise unusable(f"{place} is of type {type(found).__name__}, not an onejob App.")
-    found.place = place
+    for name in modules:
+        load_module(name)
     return found
 
 
+def make(place: str, factory: Callable[[], object]) -> object:
+    """Return the app that a factory returns."""
+    try:
+        return factory()
+    except Exception as error:
+        shown = f"{type(error).__name__}: {error}{origin(error)}"
+        raise click.ClickException(f"{place}() did not return an app: {shown}.") from error
+
+
 def load_module(name: str) -> Any:
-    """Import a module, as Python started in this folder would."""
+    """Import a module as Python would if it was started in this folder."""
     if (here := os.getcwd()) not in sys.path:  # noqa: PTH109 - sys.path holds text
         sys.path.insert(0, here)
     try:
         return import_module(name)
-    except OnejobError:
-        raise
+    except OnejobError as error:
+        raise click.ClickException(f"{str(error).rstrip('.')}{origin(error)}.") from error
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise unusable(f"No module is named {name!r}, seen from {here}.") from error
+            cure = f": write {name.removesuffix('.py')}, without .py" if name.endswith(".py") else ""
+            raise unusable(f"There is no module {name!r} in {here} or on the Python path{cure}.") from error
         raise click.ClickException(broken(name, error)) from error
     except Exception as error:
         raise click.ClickException(broken(name, error)) from error
 
 
 def broken(name: str, error: Exception) -> str:
-    """Say in one sentence why a module could not be imported, and where it went wrong."""
+    """Return in one sentence why a module could not be imported, and where."""
+    return f"{name} could not be imported: {type(error).__name__}: {error}{origin(error)}."
+
+
+def origin(error: Exception) -> str:
+    """Return where the app's own code raised an error, in parentheses."""
     import traceback
 
+    ours = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120 - traceback has text, too
     frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "importlib" not in frame.filename and not frame.filename.startswith(ours)
     ]
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 1 else ""
-    return f"{name} could not be imported: {type(error).__name__}: {error}{where}."
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
 def pick(module: Any, name: str, attribute: str) -> Any:
-    """Read a dotted attribute of a module."""
+    """Return a dotted attribute of a module."""
     try:
         return reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
@@ -133,20 +174,28 @@ def pick(module: Any, name: str, attribute: str) -> Any:
 
 
 def refuse_empty(app: App) -> None:
-    """Refuse a URL behind which there is nothing yet: it is more likely a slip than a wish."""
-    if not app.schema().found:
+    """Refuse a store without tables: more likely, the URL is wrong or a relative path starts elsewhere."""
+    if not app.maintenance.schema().found:
         raise click.ClickException(
-            f"{redacted(app.url)} has no jobs of onejob: check the URL, or make it so with onejob migrate."
+            f"{whole(app.url)} has no tables of onejob: check the URL and the folder, "
+            "or create them with onejob migrate."
         )
 
 
 def unusable(message: str) -> click.UsageError:
-    """Make the error for an APP that cannot be used."""
+    """Return the error for an APP that cannot be used."""
     return click.UsageError(message)
 
 
 def redacted(url: str) -> str:
-    """Show a URL without its password."""
-    password = urlsplit(url).password
-    shown = url.replace(f":{password}@", ":…@", 1) if password else url
+    """Return a URL without its password."""
+    shown = re.sub(r"(?<=://)([^:/@]*):.*@", r"\1:…@", url)  # also where a part of it is not encoded
     return re.sub(r"(?<=[?&]password=)[^&]*", "…", shown)
+
+
+def whole(url: str) -> str:
+    """Return a URL without its password; a relative path of a file is made absolute."""
+    scheme, _, path = url.partition(":///")
+    if scheme == "sqlite" and path:
+        return f"{scheme}:///{os.path.abspath(path)}"  # noqa: PTH100 - it is text in a URL
+    return redacted(url)

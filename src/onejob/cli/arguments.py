@@ -1,4 +1,4 @@
-"""A task's arguments as people write them: name=value pairs, or one JSON object."""
+"""A task's arguments on the command line: name=value pairs, or one JSON object."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from onejob.cli.options import json_or_text, read_object, read_pair
+from onejob.errors import InvalidCall
 
 if TYPE_CHECKING:
-    from onejob import Task
+    from onejob import Call, Task
 
 F = TypeVar("F", bound=Callable[..., Any])
 Pair = tuple[str, str]
 
 
 def task_arguments(function: F) -> F:
-    """Let a command take name=value pairs, and --args."""
+    """Add name=value arguments and --args to a command."""
     pairs = click.argument("pairs", nargs=-1, type=read_pair, metavar="[NAME=VALUE]...")
     whole = click.option(
         "--args", "given", type=read_object, metavar="JSON", help="""All arguments: '{"user_id": 42}'."""
@@ -25,23 +26,18 @@ def task_arguments(function: F) -> F:
     return whole(pairs(function))
 
 
-def bind(
-    task: Task[..., Any], pairs: Iterable[Pair], given: dict[str, Any] | None
-) -> tuple[list[Any], dict[str, Any]]:
-    """Bind what was written to a task's parameters, in the types that the task declares."""
-    named = (given or {}) | {name: fitting(task, name, text) for name, text in pairs}
-    bound = task.signature.bind((), named)
+def make_call(task: Task[..., Any], pairs: Iterable[Pair], given: dict[str, Any] | None) -> Call[Any]:
+    """Return a call of a task with the arguments that were written, in the types that the task declares."""
+    named = (given or {}) | {name: read_value(task, name, text) for name, text in pairs}
     try:
-        return task.signature.restore(bound)
-    except (TypeError, ValueError) as error:
-        raise click.UsageError(f"The arguments do not fit {task.name}: {error}.") from error
+        return task.call_from(named)
+    except InvalidCall as error:
+        if error.__cause__ is None:  # arguments are missing or unknown
+            raise
+        raise click.UsageError(str(error)) from error
 
 
-def fitting(task: Task[..., Any], name: str, text: str) -> Any:
-    """Read a value as JSON if the parameter takes that, and as text if not: name=42 may be either."""
+def read_value(task: Task[..., Any], name: str, text: str) -> Any:
+    """Return a value as JSON if the parameter accepts that, else as text: name=42 may be either."""
     value = json_or_text(text)
-    try:
-        task.signature.restore({name: value})
-    except (TypeError, ValueError):
-        return text
-    return value
+    return text if not task.accepts(name, value) and task.accepts(name, text) else value

@@ -8,7 +8,7 @@ import click
 
 from onejob.cli.apps import app_command
 from onejob.cli.options import STATES
-from onejob.cli.output import away, emit, facts, job_document, number_of, readable, table
+from onejob.cli.output import arguments_of, away, emit, facts, number_of, table
 
 if TYPE_CHECKING:
     from onejob import App
@@ -16,14 +16,18 @@ if TYPE_CHECKING:
 
 @app_command(example="onejob chains shop:app --state active")
 @click.option(
-    "--state", type=click.Choice(STATES), help="That stand so: active from the first start to the end."
+    "--state",
+    type=click.Choice(STATES),
+    help="Only in this state; active lasts from the first start to the end.",
 )
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="List at most this many."
+)
 async def chains(app: App, *, state: str | None, limit: int, as_json: bool) -> None:
-    """List chains, newest first, each by the job that it has come to."""
+    """List chains, newest first, each with its last job."""
     found = await app.chains(state=state, limit=limit)
     if as_json:
-        return emit([job_document(job) for job in found])
+        return emit([job.as_dict() for job in found])
     rows = [
         (
             job.chain_id,
@@ -31,7 +35,7 @@ async def chains(app: App, *, state: str | None, limit: int, as_json: bool) -> N
             job.task,
             job.chain_index + 1,
             away(job.created_at),
-            readable(job.arguments),
+            arguments_of(job),
         )
         for job in found
     ]
@@ -41,23 +45,23 @@ async def chains(app: App, *, state: str | None, limit: int, as_json: bool) -> N
 
 @app_command(example="onejob chain shop:app 01990c3e-5c1f-7000-8a55-3f1c6e0d9b42")
 @click.argument("chain_id", metavar="ID")
-@click.option("--cancel", is_flag=True, help="End it where it stands: no job of it starts any more.")
+@click.option("--cancel", is_flag=True, help="Cancel it: no further job of it starts.")
 async def chain(app: App, *, chain_id: str, cancel: bool, as_json: bool) -> None:
-    """Show a chain: its jobs, what it waits for, and who waits for it."""
+    """Show a chain: its jobs, what it waits for, and what waits for it."""
     one = app.chain(chain_id)
     if cancel:
         await one.cancel()
-    status, jobs, waiting = await one.status(), await one.jobs(), await app.waiting_for(chain_id)
+    status, jobs, waiting = await one.status(), await one.jobs(), await one.dependants()
     if as_json:
-        document = {"chain": chain_id, "status": status, "jobs": [job_document(job) for job in jobs]}
+        document = {"chain": one.id, "status": status, "jobs": [job.as_dict() for job in jobs]}
         return emit(document | {"awaited_by": [job.id for job in waiting]})
     facts(
         {
-            "chain": chain_id,
+            "chain": one.id,
             "status": status,
             "waits for": ", ".join(jobs[-1].awaits) if jobs[-1].is_blocked else None,
             "awaited by": number_of(len(waiting), "job") if waiting else None,
         }
     )
-    rows = [(job.chain_index, job.id, job.state, job.task, readable(job.arguments)) for job in jobs]
+    rows = [(job.chain_index, job.id, job.state, job.task, arguments_of(job)) for job in jobs]
     return table(("", "ID", "STATE", "TASK", "ARGUMENTS"), rows, yields=("ARGUMENTS", "TASK"), empty="")

@@ -1,4 +1,4 @@
-"""`onejob cron`: which tasks run when, and what a line means."""
+"""`onejob cron`: list and change schedules, and explain cron lines."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from onejob.cli.apps import app_command
-from onejob.cli.arguments import Pair, bind, task_arguments
+from onejob.cli.arguments import Pair, make_call, task_arguments
 from onejob.cli.output import away, emit, stamp, table
 
 if TYPE_CHECKING:
-    from onejob import App
-    from onejob.policy import Unique
-    from onejob.schedules import Schedule, Standing
+    from onejob import App, Schedule, ScheduleStatus, Unique
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,9 +23,9 @@ MISSED = ("skip", "one", "all")
 
 @click.group(epilog='Example: onejob cron next "0 9 * * MON-FRI" --timezone Europe/Berlin')
 def cron() -> None:
-    """Run tasks by the clock: list, add, pause, resume and remove schedules, and read cron lines.
+    """List, add, pause, resume and remove schedules, and explain cron lines.
 
-    Every command answers in JSON with --json.
+    Every command prints JSON with --json.
     """
 
 
@@ -35,10 +33,10 @@ def cron() -> None:
 
 
 def line_command(*, example: str) -> Callable[[F], click.Command]:
-    """Make a command that reads a line and needs no app."""
+    """Return a decorator for commands that read a line and need no app."""
 
     def decorate(work: F) -> click.Command:
-        decorated = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")(work)
+        decorated = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(work)
         decorated = click.option(
             "--timezone", default="UTC", show_default=True, help="An IANA name: Europe/Berlin."
         )(decorated)
@@ -49,19 +47,21 @@ def line_command(*, example: str) -> Callable[[F], click.Command]:
 
 
 def schedule_of(line: str, timezone: str) -> Schedule:
-    """Read a line as a schedule of no task."""
-    from onejob.cron import read
-    from onejob.schedules import Schedule
+    """Return a schedule without a task."""
+    from onejob import Schedule
 
-    schedule = Schedule("", "", read(line).text, timezone)
-    assert schedule.zone  # raises the sentence that names it
+    schedule = Schedule("", "", line, timezone)
+    assert schedule.parsed  # raises InvalidSchedule for a line that cannot be read
+    assert schedule.zone  # raises InvalidSchedule for an unknown time zone
     return schedule
 
 
 @line_command(example='onejob cron next "0 9 * * MON-FRI" --timezone Europe/Berlin')
-@click.option("--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="So many runs.")
+@click.option(
+    "--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many to print."
+)
 def next(*, line: str, timezone: str, count: int, as_json: bool) -> None:  # noqa: A001 - the command's name
-    """Tell when LINE ticks next, in its time zone."""
+    """Print when LINE ticks next, in its time zone."""
     schedule = schedule_of(line, timezone)
     ahead = schedule.upcoming(datetime.now(UTC), count)
     if as_json:
@@ -73,10 +73,10 @@ def next(*, line: str, timezone: str, count: int, as_json: bool) -> None:  # noq
 
 @line_command(example='onejob cron describe "*/15 9-17 * * MON-FRI"')
 def describe(*, line: str, timezone: str, as_json: bool) -> None:
-    """Say in English when LINE ticks."""
+    """Print in English when LINE ticks."""
     schedule = schedule_of(line, timezone)
     if as_json:
-        return emit({"line": schedule.line, "timezone": timezone, "description": schedule.description})
+        return emit({"line": schedule.parsed.text, "timezone": timezone, "description": schedule.description})
     return click.echo(schedule.description)
 
 
@@ -85,7 +85,7 @@ def describe(*, line: str, timezone: str, as_json: bool) -> None:
 
 @app_command(example="onejob cron list shop:app", needs_tasks=True)
 async def list_(app: App, *, as_json: bool) -> None:
-    """List schedules: when each runs next, and how many of its ticks came to no job."""
+    """List schedules with their next run and the number of ticks that made no job."""
     found = await app.schedules.list()
     if as_json:
         return emit([document(one) for one in found])
@@ -104,18 +104,18 @@ async def list_(app: App, *, as_json: bool) -> None:
     return table(titles, rows, yields=("DESCRIPTION", "TASK"), empty="There are no schedules.")
 
 
-def upcoming(one: Standing) -> str:
-    """Tell when a schedule ticks next."""
+def upcoming(one: ScheduleStatus) -> str:
+    """Return when a schedule ticks next."""
     return "paused" if one.schedule.paused else away(one.next[0] if one.next else None)
 
 
-def skipped(one: Standing) -> int:
-    """Count the ticks that came to no job."""
+def skipped(one: ScheduleStatus) -> int:
+    """Return the number of ticks that made no job."""
     return sum(one.absorbed.values())
 
 
-def document(one: Standing) -> dict[str, Any]:
-    """Write a schedule and how it stands."""
+def document(one: ScheduleStatus) -> dict[str, Any]:
+    """Return a schedule and its state as JSON values."""
     return schedule_document(one.schedule) | {
         "since": stamp(one.since),
         "next": [moment.isoformat() for moment in one.next],
@@ -124,7 +124,7 @@ def document(one: Standing) -> dict[str, Any]:
 
 
 def schedule_document(schedule: Schedule) -> dict[str, Any]:
-    """Write a schedule."""
+    """Return a schedule as JSON values."""
     return {
         "name": schedule.name,
         "task": schedule.task,
@@ -140,7 +140,7 @@ def schedule_document(schedule: Schedule) -> dict[str, Any]:
 
 
 def overlap_document(overlap: Unique | None) -> dict[str, str] | None:
-    """Write what a tick does about a job that waits, and about one that runs; None if runs may overlap."""
+    """Return what a tick does about a waiting and a running job; None if runs may overlap."""
     if overlap is None:
         return None
     return {"until": overlap.until, "on_conflict": overlap.on_conflict, "on_active": overlap.while_active}
@@ -149,6 +149,7 @@ def overlap_document(overlap: Unique | None) -> dict[str, str] | None:
 @app_command(
     example='onejob cron add shop:app nightly send_report "0 2 * * *" --timezone Europe/Berlin',
     needs_tasks=True,
+    may_be_empty=True,
 )
 @click.argument("name")
 @click.argument("task")
@@ -160,14 +161,14 @@ def overlap_document(overlap: Unique | None) -> dict[str, str] | None:
     type=click.Choice(OVERLAPS),
     default="keep",
     show_default=True,
-    help="What a tick does while the last one's job is unfinished.",
+    help="What a tick does while an earlier job of the schedule is unfinished.",
 )
 @click.option(
     "--missed",
     type=click.Choice(MISSED),
     default="one",
     show_default=True,
-    help="What becomes of ticks that no worker was there to make.",
+    help="What happens to ticks that were due while no worker ran.",
 )
 async def add(
     app: App,
@@ -181,19 +182,17 @@ async def add(
     as_json: bool,
     **choices: Any,
 ) -> None:
-    """Let TASK run by LINE under NAME, or change the schedule of that NAME.
+    """Run TASK by LINE under NAME, or change the schedule of that NAME.
 
     LINE is a cron line, a macro such as @daily, or @every 30s. Workers notice within five seconds.
     """
-    chosen = app.task_named(task)
-    args, kwargs = bind(chosen, pairs, given)
-    call = chosen.call(*args, **kwargs)
+    call = make_call(app.task_named(task), pairs, given)
     added = await app.schedules.add(name, call, line, overlap=policy(overlap), **choices)
-    tell(added, "runs", as_json=as_json)
+    report(added, "runs", as_json=as_json)
 
 
 def policy(overlap: str) -> Unique | None:
-    """Make the policy that a word names."""
+    """Return the policy that a word names."""
     from onejob import Unique
 
     policies = {
@@ -206,33 +205,33 @@ def policy(overlap: str) -> Unique | None:
     return policies[overlap]
 
 
-def tell(schedule: Schedule, verb: str, *, as_json: bool) -> None:
-    """Print what has become of a schedule."""
+def report(schedule: Schedule, verb: str, *, as_json: bool) -> None:
+    """Print a schedule after a change."""
     if as_json:
         emit(schedule_document(schedule))
     else:
         click.echo(f"{schedule.name} {verb}: {schedule.task}, {schedule.description}.")
 
 
-@app_command(example="onejob cron pause shop:app nightly", needs_tasks=True)
+@app_command(example="onejob cron pause shop:app nightly", needs_tasks=True, may_be_empty=True)
 @click.argument("name")
 async def pause(app: App, *, name: str, as_json: bool) -> None:
-    """Let the schedule NAME rest until it is resumed."""
-    tell(await app.schedules.pause(name), "is paused", as_json=as_json)
+    """Pause the schedule NAME until it is resumed."""
+    report(await app.schedules.pause(name), "is paused", as_json=as_json)
 
 
-@app_command(example="onejob cron resume shop:app nightly", needs_tasks=True)
+@app_command(example="onejob cron resume shop:app nightly", needs_tasks=True, may_be_empty=True)
 @click.argument("name")
 async def resume(app: App, *, name: str, as_json: bool) -> None:
-    """Let the schedule NAME go on from now; what it would have done meanwhile is not made up for."""
-    tell(await app.schedules.resume(name), "runs", as_json=as_json)
+    """Resume the schedule NAME; ticks that were due while it was paused are not made."""
+    report(await app.schedules.resume(name), "runs", as_json=as_json)
 
 
-@app_command(example="onejob cron remove shop:app nightly", needs_tasks=True)
+@app_command(example="onejob cron remove shop:app nightly", needs_tasks=True, may_be_empty=True)
 @click.argument("name")
 async def remove(app: App, *, name: str, as_json: bool) -> None:
-    """Forget the schedule NAME; the jobs that it made stay."""
-    tell(await app.schedules.remove(name), "is removed", as_json=as_json)
+    """Remove the schedule NAME; its jobs stay."""
+    report(await app.schedules.remove(name), "is removed", as_json=as_json)
 
 
 for name, command in (

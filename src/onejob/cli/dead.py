@@ -14,66 +14,70 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from onejob.cli.apps import app_command
-from onejob.cli.arguments import Pair, fitting
+from onejob.cli.arguments import Pair, read_value
 from onejob.cli.enqueue import show
 from onejob.cli.jobs import tries
 from onejob.cli.options import read_duration, read_object, read_pair
-from onejob.cli.output import away, emit, job_document, number_of, table
+from onejob.cli.output import away, emit, number_of, table
 from onejob.errors import InvalidCall, OnejobError
 
 if TYPE_CHECKING:
-    from onejob import Admission, App, DeadGroup, Job
-    from onejob.letters import Which
+    from onejob import Admission, App, DeadFilter, DeadGroup, Job
 
 F = TypeVar("F", bound=Callable[..., Any])
 TOGETHER = 100  # letters that share a commit
 MEANINGS = {
     "created": "available again",
-    "kept": "left where they are, for the same work is already under way",
-    "stale": "left where they are, for a newer version has been admitted since",
-    "refused": "left where they are, for the edit does not fit them or would make them other work",
-    "gone": "left alone, for somebody else replayed or removed them meanwhile",
+    "kept": "left where they are, because the same work is already waiting or running",
+    "stale": "left where they are, because a newer version has been admitted since",
+    "refused": "left where they are, because the edit does not fit them or would make them other work",
+    "gone": "left alone, because they were replayed or removed meanwhile",
 }
 
 
-def which_letters(function: F) -> F:
-    """Let a command be about some dead letters only."""
+def dead_filters(function: F) -> F:
+    """Add filters for dead letters to a command."""
     options = (
-        click.option("--task", help="Of this task."),
-        click.option("--queue", help="Of this queue."),
+        click.option("--task", help="Only of this task."),
+        click.option("--queue", help="Only of this queue."),
+        click.option("--error", metavar="TYPE", help="Only with this type of error, such as TimeoutError."),
+        click.option("--message", metavar="TEXT", help="Only with this text in the error's message."),
         click.option(
-            "--error", metavar="TYPE", help="That died of this type of error, such as TimeoutError."
+            "--older-than",
+            type=read_duration,
+            metavar="TIME",
+            help="Dead for at least this long.",
         ),
-        click.option("--message", metavar="TEXT", help="With this in the error's message."),
         click.option(
-            "--older-than", type=read_duration, metavar="TIME", help="Dead for so long, such as 2h."
-        ),
-        click.option(
-            "--newer-than", type=read_duration, metavar="TIME", help="Dead for no longer than that."
+            "--newer-than", type=read_duration, metavar="TIME", help="Only dead for at most this long."
         ),
     )
     return reduce(lambda command, option: option(command), reversed(options), function)
 
 
 @app_command(example="onejob dead shop:app --group --newer-than 1d")
-@which_letters
-@click.option("--group", is_flag=True, help="Count those that died of the same, the most frequent first.")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+@dead_filters
+@click.option(
+    "--group", is_flag=True, help="Count dead letters with the same error, the most frequent first."
+)
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="List at most this many."
+)
 async def dead(app: App, *, group: bool, limit: int, as_json: bool, **given: Any) -> None:
-    """List dead letters, the latest dead first, with the error that ended each."""
+    """List dead letters, newest first, with the error that ended each."""
     if group:
-        return show_groups((await app.dead_groups(**which(given)))[:limit], as_json=as_json)
-    found = await app.dead(limit=limit, **which(given))
+        return show_groups((await app.dead.groups(**filters_of(given)))[:limit], as_json=as_json)
+    found = await app.dead.list(limit=limit, **filters_of(given))
     if as_json:
-        return emit([job_document(job) for job in found])
+        return emit([job.as_dict() for job in found])
     rows = [(job.id, job.task, tries(job), away(job.finished_at), last_error(job)) for job in found]
     titles = ("ID", "TASK", "TRIES", "DIED", "LAST ERROR")
     return table(titles, rows, yields=("LAST ERROR", "TASK"), empty="No dead letters.")
 
 
-def which(given: dict[str, Any]) -> Which:
-    """Say which letters are meant, as the app asks for it."""
-    chosen: Which = {
+def filters_of(given: dict[str, Any]) -> DeadFilter:
+    """Return the filters that options name."""
+    chosen: DeadFilter = {
         "task": given["task"],
         "queue": given["queue"],
         "error": given["error"],
@@ -85,7 +89,7 @@ def which(given: dict[str, Any]) -> Which:
 
 
 def show_groups(groups: Sequence[DeadGroup], *, as_json: bool) -> None:
-    """Print letters that died of the same, together."""
+    """Print groups of dead letters."""
     if as_json:
         return emit([asdict(group) for group in groups])
     rows = [
@@ -104,7 +108,7 @@ def show_groups(groups: Sequence[DeadGroup], *, as_json: bool) -> None:
 
 
 def last_error(job: Job) -> str:
-    """Tell the last error in one line."""
+    """Return the last error in one line."""
     if not job.failures:
         return job.reason or ""
     return f"{job.failures[-1]['type']}: {job.failures[-1]['message']}"
@@ -112,12 +116,12 @@ def last_error(job: Job) -> str:
 
 @app_command(example="onejob replay shop:app --all --task sync_user --error TimeoutError")
 @click.argument("job_id", metavar="[ID]", required=False)
-@click.option("--all", "everything", is_flag=True, help="Replay every dead letter, or those that are meant.")
-@which_letters
+@click.option("--all", "everything", is_flag=True, help="Replay every dead letter that matches the filters.")
+@dead_filters
 @click.option(
-    "--set", "pairs", type=read_pair, multiple=True, metavar="NAME=VALUE", help="With this argument instead."
+    "--set", "pairs", type=read_pair, multiple=True, metavar="NAME=VALUE", help="Change this argument."
 )
-@click.option("--args", "edits", type=read_object, metavar="JSON", help="With these arguments instead.")
+@click.option("--args", "edits", type=read_object, metavar="JSON", help="Change these arguments.")
 async def replay(
     app: App,
     *,
@@ -128,7 +132,7 @@ async def replay(
     as_json: bool,
     **given: Any,
 ) -> int | None:
-    """Bring a dead letter back to life, or many, perhaps with other arguments.
+    """Replay one dead letter or many, perhaps with other arguments.
 
     A letter whose key is held, or whose version is no longer the newest, stays where it is. An edit
     that would change the key or the version is refused: enqueue such work anew.
@@ -138,10 +142,10 @@ async def replay(
             "Name one dead letter by its ID, or write --all, and perhaps --task or another option with that."
         )
     if job_id is None:
-        report(await replay_all(app, which(given), pairs, edits), as_json=as_json)
+        report(await replay_all(app, filters_of(given), pairs, edits), as_json=as_json)
         return None
     task = (await app.job(job_id)).task
-    admission = await app.replay(job_id, args=edit(app, task, pairs, edits))
+    admission = await app.dead.replay(job_id, args=edit(app, task, pairs, edits))
     show(admission, as_json=as_json)
     return 1 if admission.deduplicated else None
 
@@ -149,36 +153,36 @@ async def replay(
 def edit(
     app: App, task: str | None, pairs: tuple[Pair, ...], edits: dict[str, Any] | None
 ) -> dict[str, Any] | None:
-    """Read what arguments are to be; None if they stay as they are."""
+    """Return the changed arguments; None if they stay as they are."""
     if not pairs:
         return edits
     if task is None:
-        raise click.UsageError("--set with --all needs --task, which tells what its values are.")
+        raise click.UsageError("--set with --all needs --task, whose types decide how values are read.")
     named = app.task_named(task)
-    return (edits or {}) | {name: fitting(named, name, text) for name, text in pairs}
+    return (edits or {}) | {name: read_value(named, name, text) for name, text in pairs}
 
 
 async def replay_all(
-    app: App, meant: Which, pairs: tuple[Pair, ...], edits: dict[str, Any] | None
+    app: App, filters: DeadFilter, pairs: tuple[Pair, ...], edits: dict[str, Any] | None
 ) -> Counter[str]:
-    """Replay letters, the latest dead first, so that of two with one key the newest gets it."""
-    args = edit(app, meant.get("task"), pairs, edits)
-    letters = await app.dead_ids(**meant)
+    """Replay dead letters, newest first; of two with one key, the newer gets the key."""
+    args = edit(app, filters.get("task"), pairs, edits)
+    letters = await app.dead.ids(**filters)
     outcomes: Counter[str] = Counter()
     with progress(len(letters)) as bar:
         for some in portions(letters):
-            outcomes.update(outcome(answer) for answer in await app.replay_many(some, args=args))
+            outcomes.update(outcome(answer) for answer in await app.dead.replay_many(some, args=args))
             bar.update(len(some))
     return outcomes
 
 
 def portions(letters: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Part the letters into groups that share a commit."""
+    """Split dead letters into groups that share a commit."""
     return (letters[start : start + TOGETHER] for start in range(0, len(letters), TOGETHER))
 
 
 def outcome(answer: Admission[Any] | OnejobError | None) -> str:
-    """Name what became of a letter; that somebody else was faster is an outcome."""
+    """Return what happened to a dead letter; one that is gone meanwhile is an outcome, too."""
     if isinstance(answer, OnejobError) and not isinstance(answer, InvalidCall):
         raise answer
     if answer is None:
@@ -187,13 +191,13 @@ def outcome(answer: Admission[Any] | OnejobError | None) -> str:
 
 
 def progress(length: int) -> AbstractContextManager[Any]:
-    """Show how far long work is, on a terminal."""
+    """Return a progress bar, which is shown on a terminal only."""
     stream = sys.stderr if sys.stderr.isatty() else io.StringIO()
     return click.progressbar(length=length, label="Replaying", file=stream)
 
 
 def report(outcomes: Counter[str], *, as_json: bool) -> None:
-    """Tell how many letters came to what."""
+    """Print how many dead letters had each outcome."""
     if as_json:
         return emit({"total": outcomes.total(), **{name: outcomes[name] for name in MEANINGS}})
     if not outcomes:

@@ -8,28 +8,28 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onejob.cli.apps import app_command
-from onejob.cli.arguments import Pair, bind, task_arguments
+from onejob.cli.arguments import Pair, make_call, task_arguments
 from onejob.cli.options import json_or_text, read_duration, read_pair
-from onejob.cli.output import admission_document, compact, emit, facts, paint, plain
+from onejob.cli.output import compact, emit, facts, paint, plain
 from onejob.errors import Duplicate
 
 if TYPE_CHECKING:
     from onejob import Admission, App, Task
 
 
-@app_command(example="onejob enqueue shop:app sync_user user_id=42 --delay 30s", needs_tasks=True)
+@app_command(
+    example="onejob enqueue shop:app sync_user user_id=42 --delay 30s", needs_tasks=True, may_be_empty=True
+)
 @click.argument("task")
 @task_arguments
 @click.option(
-    "--delay", type=read_duration, metavar="DURATION", help="Run no sooner than after this: 30s, 5m."
+    "--delay", type=read_duration, metavar="DURATION", help="Run after this time at the earliest: 30s, 5m."
 )
-@click.option(
-    "--expires-in", type=read_duration, metavar="DURATION", help="Do not start it later than after this."
-)
-@click.option("--priority", type=int, help="Higher runs sooner.")
+@click.option("--expires-in", type=read_duration, metavar="DURATION", help="Do not start after this time.")
+@click.option("--priority", type=int, help="Higher starts sooner.")
 @click.option("--queue", help="Another queue than the task's.")
 @click.option("--key", help="An identity of your own, instead of the policy's.")
-@click.option("--force", is_flag=True, help="Admit even if the same work is under way.")
+@click.option("--force", is_flag=True, help="Admit even if the same work is waiting or running.")
 @click.option(
     "--meta", type=read_pair, multiple=True, metavar="NAME=VALUE", help="Metadata; may be repeated."
 )
@@ -45,15 +45,15 @@ async def enqueue(
     as_json: bool,
     **choices: Any,
 ) -> int | None:
-    """Ask for a call of TASK, and print what became of the request.
+    """Enqueue a call of TASK, and print what happened to the request.
 
-    Values are read as JSON if they are that, and as text if not. A duplicate is an answer, not an error,
-    unless the policy rejects it.
+    Values are read as JSON if possible, else as text. A duplicate is an answer, not an error, unless the
+    policy rejects it.
     """
     chosen = configured(app.task_named(task), meta=meta, **choices)
-    args, kwargs = bind(chosen, pairs, given)
+    call = make_call(chosen, pairs, given)
     try:
-        admission: Admission[Any] = await chosen.enqueue(*args, **kwargs)
+        admission: Admission[Any] = await call.enqueue()
     except Duplicate as refusal:
         show(refusal.admission, as_json=as_json)
         return 1
@@ -78,7 +78,7 @@ def configured(
     force: bool,
     meta: tuple[Pair, ...],
 ) -> Task[..., Any]:
-    """Give a task the options of this call."""
+    """Return a task with the options of this call."""
     fields = {name: json_or_text(text) for name, text in meta} or None
     return task.options(
         delay=delay,
@@ -92,9 +92,9 @@ def configured(
 
 
 def show(admission: Admission[Any], *, as_json: bool, **more: Any) -> None:
-    """Print what became of a request."""
+    """Print what happened to a request."""
     if as_json:
-        emit(admission_document(admission) | more)
+        emit(admission.as_dict() | more)
         return
     click.echo(f"{paint(str(admission.outcome))}  job {admission.job.id}  {admission.job.state}")
     click.echo(plain(admission.reason))

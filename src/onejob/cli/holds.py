@@ -1,4 +1,4 @@
-"""`onejob holds` and `release`: who occupies which key."""
+"""`onejob holds` and `release`: which job holds which key."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from typing import TYPE_CHECKING
 import click
 
 from onejob.cli.apps import app_command
-from onejob.cli.output import away, emit, job_document, table
+from onejob.cli.output import away, emit, table
 
 if TYPE_CHECKING:
     from onejob import App, Job
 
-JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+ENDED = {"completed", "cancelled", "discarded"}
+KEY = re.compile("[0-9a-f]{64}", re.IGNORECASE)
+JOB_ID = re.compile(r"[0-9a-f-]+((…|\.\.\.)[0-9a-f]{4})?", re.IGNORECASE)  # or the beginning of one
 
 
 @app_command(example="onejob holds shop:app")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="List at most this many."
+)
 async def holds(app: App, *, limit: int, as_json: bool) -> None:
-    """List the jobs that hold a key, and those that wait behind them."""
+    """List the jobs that hold a key, and the jobs that wait behind them."""
     found = await app.holds(limit=limit)
-    absorbed = await app.absorbed_by_job()
+    absorbed = await app.absorbed()
     if as_json:
         return emit([hold_document(job, absorbed.get(job.id, 0)) for job in found])
     rows = [
@@ -33,56 +37,62 @@ async def holds(app: App, *, limit: int, as_json: bool) -> None:
 
 
 def hold_document(job: Job, absorbed: int) -> dict[str, object]:
-    """Write a job with its part in the hold."""
-    return job_document(job) | {"role": role(job), "absorbed": absorbed}
+    """Return a job and its role in the hold as JSON values."""
+    return job.as_dict() | {"role": role(job), "absorbed": absorbed}
 
 
 def role(job: Job) -> str:
-    """Tell a holder from a successor."""
-    return "holder" if job.next_key is None else "successor"
+    """Return whether a job is holder or successor."""
+    return "successor" if job.is_successor else "holder"
 
 
 def key(job: Job) -> str:
-    """Write a key in full."""
+    """Return a job's key in hexadecimal."""
     return job.key.hex() if job.key is not None else ""
 
 
 def frees(job: Job) -> str:
-    """Tell when a hold ends: by its window, by the job's progress, or never by itself."""
-    from onejob.job import TERMINAL, unmask
+    """Return when a hold ends: by its window, by the job's state, or never by itself."""
+    from onejob import State
 
-    if job.next_key is not None:
+    if job.is_successor:
         return "after the holder"
     if job.holds_until is not None:
         return away(job.holds_until)
-    held = unmask(job.holds)
-    if "active" not in held:
+    held = {state for position, state in enumerate(State) if job.holds >> position & 1}
+    if State.ACTIVE not in held:
         return "at its start"
-    if not held & TERMINAL:
+    if not held & ENDED:
         return "at its end"
-    return "never" if job.is_terminal or "discarded" in held else "if it fails"
+    return "never" if job.is_terminal or State.DISCARDED in held else "if it fails"
 
 
 @app_command(example="onejob release shop:app 01990c3e-5c1f-7000-8a55-3f1c6e0d9b42")
 @click.argument("which", metavar="KEY")
-@click.option("--force", is_flag=True, help="Even while the holder runs.")
-async def release(app: App, *, which: str, force: bool, as_json: bool) -> None:
-    """Free KEY by hand: its digits, or the id of the job that holds it.
+@click.option("--force", is_flag=True, help="Release it even while its holder runs.")
+@click.option("--reason", default="", help="Why, for the audit log.")
+async def release(app: App, *, which: str, force: bool, reason: str, as_json: bool) -> None:
+    """Release KEY, given as its 64 hexadecimal digits or as the id of the job that holds it.
 
-    The holder goes on alone, and the job that waits behind it gets in.
+    The holder continues without it, and the job that waits behind the holder is promoted.
     """
-    wanted = await held_by(app, which) if JOB_ID.fullmatch(which) else which
-    freed = await app.release(wanted, force=force)
+    wanted, job_id = (which, None) if not is_job_id(which) else await held_by(app, which)
+    freed = await app.release(wanted, job=job_id, force=force, reason=reason)
     if freed is None:
-        raise click.ClickException(f"Nobody holds the key {wanted}.")
+        raise click.ClickException(f"No job holds the key {wanted}.")
     if as_json:
         return emit({"key": wanted, "job": freed.id, "state": str(freed.state)})
-    return click.echo(f"The key is free; job {freed.id}, which is {freed.state}, goes on without it.")
+    return click.echo(f"The key is free; job {freed.id}, which is {freed.state}, continues without it.")
 
 
-async def held_by(app: App, job_id: str) -> str:
-    """Tell which key a job holds."""
+def is_job_id(text: str) -> bool:
+    """Return whether a text may be a job's id or the beginning of one, and is no key."""
+    return bool(JOB_ID.fullmatch(text)) and not KEY.fullmatch(text)
+
+
+async def held_by(app: App, job_id: str) -> tuple[str, str]:
+    """Return the key that a job holds, and the job's whole id."""
     job = await app.job(job_id)
-    if job.held_key is None:
-        raise click.ClickException(f"Job {job_id} holds no key.")
-    return job.held_key.hex()
+    if not job.is_holder or job.key is None:
+        raise click.ClickException(f"Job {job.id} holds no key.")
+    return job.key.hex(), job.id

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onejob.cli.apps import app_command, load, redacted
-from onejob.cli.output import emit
+from onejob.cli.output import emit, number_of
 
 if TYPE_CHECKING:
     from onejob import App
@@ -19,35 +19,36 @@ if TYPE_CHECKING:
 
 @app_command(example="onejob move sqlite:///jobs.db postgresql://jobs@db.example/jobs")
 @click.argument("target")
-@click.option("--history", is_flag=True, help="Carry also what has ended and holds no key.")
+@click.option("--history", is_flag=True, help="Also move jobs that have ended and hold no key.")
 async def move(app: App, target: str, *, history: bool, as_json: bool) -> int:
-    """Carry waiting jobs, holds and dead letters from the store of APP to the one of TARGET.
+    """Move waiting jobs, holds and dead letters from the store of APP to that of TARGET.
 
     Stop the workers of the old store first. A move that was interrupted is completed by running it again.
     """
     async with load(target) as other:
         with progress(hidden=as_json) as bar:
-            done = await app.move_to(other, history=history, tell=bar)
+            done = await app.maintenance.move_to(other, history=history, report=bar)
         place = redacted(other.url)
     if as_json:
         emit(asdict(done))
         return int(done.taken > 0)
-    click.echo(f"{done.moved:,} jobs are in {place} now.")
+    are = "is" if done.moved == 1 else "are"
+    click.echo(f"{number_of(done.moved, 'job')} {are} in {place} now.")
     if done.left:
-        click.echo(f"{done.left:,} that had ended were left where they are: --history carries these too.")
+        click.echo(f"{done.left:,} ended jobs were left where they are: --history moves these too.")
     if done.taken:
-        click.echo(f"{done.taken:,} could not be carried: the new store has another job for their key.")
+        click.echo(f"{done.taken:,} could not be moved: the new store has another job for their key.")
     return int(done.taken > 0)
 
 
 @contextmanager
 def progress(*, hidden: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on a terminal, which learns its length with the first step."""
+    """Show a progress bar on a terminal; its length is known after the first step."""
     shown: Any = click.progressbar(length=0, label="moving", file=sys.stderr, hidden=hidden)
     with shown as bar:
 
-        def tell(done: int, total: int) -> None:
+        def report(done: int, total: int) -> None:
             bar.length = total
             bar.update(done - bar.pos)
 
-        yield tell
+        yield report

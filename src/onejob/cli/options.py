@@ -1,9 +1,9 @@
-"""How the words of the command line are read where click has no type for them."""
+"""Readers for arguments that click has no type for."""
 
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import click
@@ -12,9 +12,9 @@ STATES = ("scheduled", "available", "pending", "active", "retryable", "completed
 
 
 def read_duration(text: str) -> timedelta:
-    """Read a span of time in the forms that onejob reads everywhere; a bare number is seconds."""
+    """Return a duration; a bare number is seconds."""
+    from onejob import duration
     from onejob.errors import InvalidDuration
-    from onejob.schedule import duration
 
     try:
         return duration(float(text) if text.replace(".", "", 1).isdecimal() else text)
@@ -22,8 +22,19 @@ def read_duration(text: str) -> timedelta:
         raise click.BadParameter(str(error)) from error
 
 
+def read_time(text: str) -> datetime:
+    """Return a time with its time zone."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not a time: write 2026-01-31T09:00:00+01:00.") from error
+    if found.tzinfo is None:
+        raise click.BadParameter(f"{text!r} has no time zone: write {text}Z, or {text}+01:00.")
+    return found
+
+
 def read_queues(text: str) -> dict[str, int | None]:
-    """Read queues and how many places each has: a:3,b."""
+    """Return queues with how many jobs of each run at once: a:3,b."""
     return dict(_read_queue(part.strip()) for part in text.split(","))
 
 
@@ -33,11 +44,11 @@ def _read_queue(part: str) -> tuple[str, int | None]:
         return part, None
     if queue and places.isdecimal() and int(places):
         return queue, int(places)
-    raise click.BadParameter(f"{part!r} is not a queue: write a, or a:3 for three places.")
+    raise click.BadParameter(f"{part!r} is not a queue: write a, or a:3 for three jobs at once.")
 
 
 def read_pair(text: str) -> tuple[str, str]:
-    """Read a name and a value: name=value."""
+    """Return the name and the value of name=value."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise click.BadParameter(f"{text!r} is not a pair: write name=value.")
@@ -45,7 +56,7 @@ def read_pair(text: str) -> tuple[str, str]:
 
 
 def read_object(text: str) -> dict[str, Any]:
-    """Read a JSON object; anything else is refused."""
+    """Return a JSON object; raise for any other value."""
     try:
         found = json.loads(text)
     except ValueError as error:

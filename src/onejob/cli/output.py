@@ -1,4 +1,4 @@
-"""What commands print: JSON for machines, aligned tables and plain sentences for people."""
+"""What commands print: JSON for programs, aligned tables and sentences for people."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from onejob import Admission, Job
+    from onejob import Finding, Job
 
 NARROWEST = 8  # columns that a shortened cell keeps
 GAP = "  "
-STEPS = (
-    (timedelta(days=1), timedelta(hours=1)),
-    (timedelta(hours=1), timedelta(minutes=1)),
-    (timedelta(seconds=10), timedelta(seconds=1)),
-    (timedelta(seconds=1), timedelta(milliseconds=100)),
-)
+SEALED = "onejob:sealed"  # the one field of a sealed value
 COLOURS = {
     "active": "cyan",
     "available": "blue",
@@ -31,7 +27,9 @@ COLOURS = {
     "completed": "green",
     "cancelled": "bright_black",
     "discarded": "red",
+    "started": "cyan",
     "created": "green",
+    "deduplicated": "yellow",
     "forced": "green",
     "replaced": "green",
     "kept": "yellow",
@@ -39,78 +37,29 @@ COLOURS = {
     "rerun": "yellow",
     "rejected": "red",
     "stale": "yellow",
+    "alive": "green",
+    "dead": "red",
     "ok": "green",
     "warn": "yellow",
     "fail": "red",
 }
 
 
-# ── for machines ──────────────────────────────────────────────────────────────────────────────────
+# ── for programs ──────────────────────────────────────────────────────────────────────────────────
 
 
 def emit(document: Any) -> None:
-    """Print one JSON document; on a terminal it is indented."""
+    """Print one JSON document, indented on a terminal."""
     click.echo(json.dumps(document, indent=2 if sys.stdout.isatty() else None, default=str))
 
 
-def job_document(job: Job) -> dict[str, Any]:
-    """Write a job under the names that every edge of onejob uses."""
-    return {
-        "id": job.id,
-        "task": job.task,
-        "queue": job.queue,
-        "state": str(job.state),
-        "namespace": job.namespace,
-        "priority": job.priority,
-        "args": job.arguments,
-        "meta": job.metadata,
-        "attempt": job.attempt,
-        "max_attempts": job.retry.attempts,
-        "replays": job.replays,
-        "returns_at": stamp(job.returns_at),
-        "created_at": stamp(job.created_at),
-        "run_at": stamp(job.run_at),
-        "started_at": stamp(job.started_at),
-        "finished_at": stamp(job.finished_at),
-        "reason": job.reason,
-        "superseded_by": job.superseded_by,
-        "key": job.key.hex() if job.key else None,
-        "held_at": stamp(job.held_at),
-        "holds_until": stamp(job.holds_until),
-        "version": job.version,
-        "chain_id": job.chain_id,
-        "chain_index": job.chain_index,
-        "parent_id": job.parent_id,
-        "worker": job.worker,
-        "lease_until": stamp(job.lease_until),
-        "cancel_requested": job.cancel_requested,
-        "errors": job.failures,
-        "result": decoded(job.result),
-        "progress": decoded(job.progress),
-    }
-
-
-def admission_document(admission: Admission[Any]) -> dict[str, Any]:
-    """Write the answer of an enqueue."""
-    return {
-        "outcome": str(admission.outcome),
-        "deduplicated": admission.deduplicated,
-        "job": admission.job.id,
-        "state": str(admission.job.state),
-        "holder": admission.holder.id if admission.holder else None,
-        "key": admission.key,
-        "payload_differs": admission.payload_differs,
-        "reason": admission.reason,
-    }
-
-
 def stamp(moment: datetime | None) -> str | None:
-    """Write a time as ISO 8601 in UTC."""
+    """Return a time as ISO 8601 in UTC."""
     return None if moment is None else moment.astimezone(UTC).isoformat()
 
 
 def decoded(value: bytes | None) -> Any:
-    """Read stored JSON."""
+    """Return stored JSON as a value."""
     return None if value is None else json.loads(value)
 
 
@@ -144,25 +93,25 @@ def fit(widths: list[int], flexible: Sequence[int]) -> None:
 
 
 def line(cells: Sequence[str], widths: Sequence[int], *, coloured: bool = False) -> str:
-    """Pad, shorten and colour one row."""
+    """Return one row, padded, shortened and coloured."""
     padded = [shorten(cell, width).ljust(width) for cell, width in zip(cells, widths, strict=True)]
     painted = [paint(cell) for cell in padded] if coloured else padded
     return GAP.join(painted).rstrip()
 
 
 def shorten(text: str, width: int) -> str:
-    """Cut a text that is too long and say so."""
+    """Return a text cut to a width, with an ellipsis."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def paint(text: str) -> str:
-    """Colour a word that has a colour."""
+    """Return a word in its colour, if it has one."""
     colour = COLOURS.get(text.strip().lower())
     return click.style(text, fg=colour) if colour else text
 
 
 def facts(pairs: Mapping[str, object]) -> None:
-    """Print names and values below each other; what is None is left out."""
+    """Print names and values below each other; None is left out."""
     known = {name: plain(str(value)) for name, value in pairs.items() if value is not None}
     width = max(map(len, known), default=0)
     for name, value in known.items():
@@ -172,32 +121,48 @@ def facts(pairs: Mapping[str, object]) -> None:
             click.echo(f"{' ' * width}{GAP}{further}")
 
 
+def print_findings(findings: Sequence[Finding], *, as_json: bool) -> int:
+    """Print one sentence per finding, and what to do about it; return the exit code."""
+    failed = any(finding.level == "fail" for finding in findings)
+    if as_json:
+        emit({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
+        return int(failed)
+    for finding in findings:
+        click.echo(f"{paint(finding.level.ljust(4))}  {plain(finding.message)}")
+        if finding.advice:
+            click.echo(f"      {plain(finding.advice)}")
+    return int(failed)
+
+
 def plain(text: str) -> str:
-    """Spell out control characters: what a job carries must not steer the terminal."""
+    """Return a text with control characters spelled out, so that a payload cannot control the terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def compact(value: object) -> str:
-    """Write a value as JSON on one line, in the characters that it has."""
+    """Return a value as JSON on one line, without escaping its characters."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def readable(value: object) -> str:
-    """Write a value on one line, or that it is sealed."""
-    from onejob.job import SEALED_FIELD
+    """Return a value on one line, or "sealed"."""
+    return "sealed" if isinstance(value, dict) and value.keys() == {SEALED} else compact(value)
 
-    return "sealed" if isinstance(value, dict) and value.keys() == {SEALED_FIELD} else compact(value)
+
+def arguments_of(job: Job) -> str:
+    """Return a job's arguments on one line, or "sealed"."""
+    return readable(job.arguments)
 
 
 def when(moment: datetime | None) -> str | None:
-    """Tell a time and how far away it is."""
+    """Return a time and how far away it is."""
     return None if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({away(moment)})"
 
 
 def away(moment: datetime | None) -> str:
-    """Tell how far away a time is, in one or two units."""
+    """Return how far away a time is, in one or two units."""
     if moment is None:
         return ""
     distance = moment - datetime.now(UTC)
@@ -205,15 +170,17 @@ def away(moment: datetime | None) -> str:
 
 
 def rough(span: timedelta) -> str:
-    """Spell a duration as people say it: in two units at most, to the millisecond only below a second."""
-    from onejob.schedule import spell
+    """Return a duration in two units at most."""
+    from onejob import rough
 
-    for unit, step in STEPS:
-        if span >= unit:
-            return spell(span // step * step)
-    return spell(span // timedelta(milliseconds=1) * timedelta(milliseconds=1))
+    return rough(span)
+
+
+def brief(seconds: float) -> str:
+    """Return a number of seconds as a short duration."""
+    return "<1ms" if seconds < 0.001 else rough(timedelta(seconds=seconds))  # noqa: PLR2004 - a millisecond
 
 
 def number_of(count: int, noun: str) -> str:
-    """Count things: 1 job, 2 jobs."""
+    """Return a number with its noun: 1 job, 2 jobs."""
     return f"{count:,} {noun if count == 1 else f'{noun}s'}"

@@ -1,4 +1,4 @@
-"""`onejob prune`: forget what has ended and is old enough."""
+"""`onejob prune`: delete ended jobs whose retention is over."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onejob import Pruned
 from onejob.cli.apps import app_command
 from onejob.cli.output import emit, number_of
-from onejob.retention import Pruned
 
 if TYPE_CHECKING:
     from onejob import App
 
 
 @app_command(example="onejob prune shop:app --dry-run", needs_tasks=True)
-@click.option("--dry-run", is_flag=True, help="Tell what would go, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted, and change nothing.")
 async def prune(app: App, *, dry_run: bool, as_json: bool) -> None:
-    """Forget ended jobs past their retention. Workers do the same, about once a minute.
+    """Delete ended jobs whose retention is over. Workers do so about once a minute.
 
-    Jobs go a few at a time, with pauses, so that workers are not held up; it may be interrupted at any time.
+    Jobs are deleted in small batches with pauses, so that workers are not delayed. It may be interrupted at
+    any time.
     """
     progress = Progress()
-    await app.prune(dry_run=dry_run, tell=progress)
+    await app.maintenance.prune(dry_run=dry_run, report=progress)
     progress.end()
     done = progress.done
     if as_json:
@@ -33,31 +34,31 @@ async def prune(app: App, *, dry_run: bool, as_json: bool) -> None:
 
 
 def summary(done: Pruned, *, dry_run: bool) -> str:
-    """Say what a pass came to."""
+    """Return what a pass has done, in one sentence."""
     if not done.looked_at:
-        return "Nothing has ended that is old enough to be forgotten."
-    gone = f"{number_of(done.deleted, 'job')} {'would be forgotten' if dry_run else 'forgotten'}"
+        return "No ended job is old enough to be deleted."
+    gone = f"{number_of(done.deleted, 'job')} {'would be deleted' if dry_run else 'deleted'}"
     if not done.emptied:
         return f"{gone}."
     rest = "would stay" if dry_run else "left"
     kept = f"{number_of(done.emptied, 'record')} {rest} without payload"
-    return f"{gone}; {kept}, for a key that is still held or a version that must be known."
+    return f"{gone}; {kept}, because its key is still held or its version must be kept."
 
 
 class Progress:
-    """Shows how far a pass is, on a terminal, and keeps the last that it was told."""
+    """Shows the progress of a pass on a terminal, and keeps the last report."""
 
     def __init__(self) -> None:
         self.done = Pruned()
         self._shown = sys.stderr.isatty()
 
     def __call__(self, done: Pruned) -> None:
-        """Hear how far it is."""
+        """Take a report."""
         self.done = done
         if self._shown:
-            click.echo(f"\rLooked at {done.looked_at:,}, forgot {done.deleted:,}", nl=False, err=True)
+            click.echo(f"\rLooked at {done.looked_at:,}, deleted {done.deleted:,}", nl=False, err=True)
 
     def end(self) -> None:
-        """Leave the line to what comes."""
+        """End the line of the progress."""
         if self._shown and self.done.looked_at:
             click.echo(err=True)

@@ -1,4 +1,4 @@
-"""`onejob queues`, `pause` and `resume`: what waits where, and what may start."""
+"""`onejob queues`, `pause` and `resume`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onejob.cli.apps import app_command
+from onejob.cli.apps import app_command, redacted
 from onejob.cli.output import emit, table
 
 if TYPE_CHECKING:
-    from onejob import App
-    from onejob.app import QueueStatus
+    from onejob import App, QueueStatus
 
 
 @app_command(example="onejob queues shop:app")
 async def queues(app: App, *, as_json: bool) -> None:
-    """List queues: how many jobs wait and run there, their limits, and which are paused.
+    """List queues with their waiting and running jobs, their limits and pauses.
 
-    Limits are those that the app declares; with a URL in its place, none are known.
+    Limits are those that the app declares; with a URL instead of an app, none are known.
     """
-    found = await app.list_queues()
+    found = await app.queues.list()
     if as_json:
         return emit([document(status) for status in found])
     rows = [
@@ -41,7 +40,7 @@ async def queues(app: App, *, as_json: bool) -> None:
 
 
 def document(status: QueueStatus) -> dict[str, object]:
-    """Write a queue as JSON."""
+    """Return a queue as JSON values."""
     queue = status.queue
     return {
         "queue": queue.name,
@@ -55,24 +54,25 @@ def document(status: QueueStatus) -> dict[str, object]:
     }
 
 
-@app_command(example="onejob pause shop:app emails")
+@app_command(example="onejob pause shop:app emails", may_be_empty=True)
 @click.argument("queue")
 async def pause(app: App, *, queue: str, as_json: bool) -> None:
-    """Let no worker start jobs of QUEUE until it is resumed.
+    """Start no jobs of QUEUE, on any worker, until it is resumed.
 
-    It takes new jobs all the same, and what runs finishes.
+    It still accepts new jobs, and running jobs finish.
     """
-    await app.pause(queue)
+    await app.queues.pause(queue)
     if as_json:
         return emit({"queue": queue, "paused": True})
-    return click.echo(f"Queue {queue} is paused: onejob resume APP {queue} lets it go on.")
+    place = click.get_current_context().params["app"]
+    return click.echo(f"Queue {queue} is paused; to resume it: onejob resume {redacted(place)} {queue}")
 
 
-@app_command(example="onejob resume shop:app emails")
+@app_command(example="onejob resume shop:app emails", may_be_empty=True)
 @click.argument("queue")
 async def resume(app: App, *, queue: str, as_json: bool) -> None:
     """Let workers start jobs of QUEUE again."""
-    await app.resume(queue)
+    await app.queues.resume(queue)
     if as_json:
         return emit({"queue": queue, "paused": False})
-    return click.echo(f"Queue {queue} goes on.")
+    return click.echo(f"Queue {queue} is resumed.")

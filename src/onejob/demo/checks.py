@@ -1,4 +1,4 @@
-"""What the demo claims, and whether it is true. Pure: the numbers come from the store and the handlers."""
+"""Check the demo's claims. Pure: the numbers come from the store and the handlers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Line:
-    """One scenario in numbers, each counted in a place of its own."""
+    """One scenario in numbers, each counted in a different place."""
 
     scenario: str
     requests: int  # by the caller: answers that came back
     ran: int  # by the store: jobs that a worker started
-    absorbed: int  # by the store: requests counted in its ledger, and jobs that gave way before they ran
-    lost: int  # by the store: requests whose work no completed job stands for
-    handled: int  # by the handlers: different jobs that they were called for
-    claims: Sequence[tuple[str, bool]]  # what the scenario shows, and whether it did
+    absorbed: int  # by the store: absorbed requests, and jobs superseded before they ran
+    lost: int  # by the store: requests that no completed job serves
+    handled: int  # by the handlers: distinct jobs for which they were called
+    claims: Sequence[tuple[str, bool]]  # what the scenario claims, and whether it holds
 
     @property
     def is_true(self) -> bool:
@@ -25,7 +25,7 @@ class Line:
 
 
 def faults(line: Line) -> list[str]:
-    """Say everything that is wrong with a line; nothing if it may be printed."""
+    """Return everything that is wrong with a line; nothing if it is correct."""
     found = [f"it is not so that {claim}" for claim, holds in line.claims if not holds]
     if line.requests != line.ran + line.absorbed:
         found.append(f"{line.requests} requests are not {line.ran} that ran and {line.absorbed} absorbed")
@@ -39,7 +39,7 @@ def faults(line: Line) -> list[str]:
 
 
 def total(lines: Sequence[Line]) -> Line:
-    """Add the lines up."""
+    """Return the sum of the lines."""
     return Line(
         "total",
         sum(line.requests for line in lines),
@@ -52,10 +52,10 @@ def total(lines: Sequence[Line]) -> Line:
 
 
 def all_faults(lines: Sequence[Line]) -> list[str]:
-    """Say everything that is wrong with the whole demo."""
+    """Return everything that is wrong with the whole demo."""
     return [fault for line in lines for fault in faults(line)] or faults(total(lines))
 
 
 def unfinished(scenario: str, seconds: float) -> Line:
-    """Stand for a scenario that did not come to its end."""
+    """Return the line of a scenario that did not end."""
     return Line(scenario, 0, 0, 0, 0, 0, [(f"it ended within {seconds:g} s", False)])

@@ -1,4 +1,4 @@
-"""The demo from beginning to end: play, count, check, and say where to look next."""
+"""The whole demo: run the scenarios, count, check, and print what to look at next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,25 +20,26 @@ from typing import Any
 from onejob import App
 from onejob.demo.checks import Line, all_faults, total, unfinished
 from onejob.demo.scenarios import SCENARIOS, Scenario
-from onejob.demo.scene import PATIENCE, Scene
+from onejob.demo.scene import TIME_LIMIT, Scene
 from onejob.demo.screen import Screen
 
 
 @dataclass(frozen=True)
 class Played:
-    """What a whole demo came to."""
+    """The result of a whole demo."""
 
     lines: Sequence[Line]
     seconds: float
-    busiest: str  # the id of the job that stood for most requests
+    busiest: str  # the id of the job that served most requests
+    app: App | None = None  # with the tasks of all scenarios
 
 
-def main(json: bool = False) -> int:  # noqa: FBT001, FBT002 - the command's one flag
-    """Play the demo; 0 if everything that it shows was true, else 1."""
+def main(json: bool = False, show: Callable[[App], None] | None = None) -> int:  # noqa: FBT001, FBT002 - the command's one flag
+    """Run the demo, and show its app afterwards; return 0 if all its claims hold, else 1."""
     folder = Path(tempfile.mkdtemp(prefix="onejob-demo-"))
     screen = Screen(silent=json)
     try:
-        with unheard():
+        with quiet_log():
             played = asyncio.run(play(folder, screen))
         found = all_faults(played.lines)
         if json:
@@ -47,6 +48,8 @@ def main(json: bool = False) -> int:  # noqa: FBT001, FBT002 - the command's one
             screen.table(played.lines, played.seconds)
             if not found:
                 point_onwards(screen, folder, played)
+                if show is not None and played.app is not None:
+                    show(played.app)
     finally:
         if json:
             shutil.rmtree(folder)
@@ -56,7 +59,7 @@ def main(json: bool = False) -> int:  # noqa: FBT001, FBT002 - the command's one
 
 
 async def play(folder: Path, screen: Screen) -> Played:
-    """Play every scenario on one SQLite file."""
+    """Run every scenario on one SQLite file."""
     screen.say("Five ways to ask for the same work, on SQLite in a temporary directory.")
     began = perf_counter()
     answers: list[str] = []
@@ -70,21 +73,22 @@ async def play(folder: Path, screen: Screen) -> Played:
             lines.append(line)
             answers += [answer.job.id for answer in scene.answers]
             if not line.requests:
-                break  # it hangs, and what it left behind would make the others hang
-    return Played(lines, perf_counter() - began, max(answers, key=Counter(answers).__getitem__, default=""))
+                break  # it hangs, and its jobs would make the others hang
+    busiest = max(answers, key=Counter(answers).__getitem__, default="")
+    return Played(lines, perf_counter() - began, busiest, app)
 
 
 async def perform(scenario: Scenario, scene: Scene) -> Line:
-    """Play one scenario and count it."""
+    """Run one scenario and count it."""
     try:
         return await scene.line(await scenario(scene))
     except TimeoutError:
-        return unfinished(scene.name, PATIENCE)
+        return unfinished(scene.name, TIME_LIMIT)
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
-    """Keep the log of jobs that fail on purpose off the screen."""
+def quiet_log() -> Iterator[None]:
+    """Do not print the log of jobs that fail on purpose."""
     log = logging.getLogger("onejob")
     quiet = logging.NullHandler()
     log.addHandler(quiet)
@@ -97,7 +101,7 @@ def unheard() -> Iterator[None]:
 
 
 def document(played: Played, found: Sequence[str]) -> str:
-    """Write the numbers for programs."""
+    """Return the numbers as JSON."""
 
     def numbers(line: Line) -> dict[str, Any]:
         return asdict(line) | {"claims": dict(line.claims), "ok": line.is_true}
@@ -112,7 +116,7 @@ def document(played: Played, found: Sequence[str]) -> str:
 
 
 def point_onwards(screen: Screen, folder: Path, played: Played) -> None:
-    """Tell a newcomer what to look at next."""
+    """Print commands and the file to look at next."""
     url = f"sqlite:///{folder / 'jobs.db'}"
     screen.say()
     screen.say(
@@ -120,11 +124,11 @@ def point_onwards(screen: Screen, folder: Path, played: Played) -> None:
     )
     screen.say(f"  {command('why', url, played.busiest)}")
     screen.say(f"  {command('stats', url)}")
-    screen.say("The rules that decided all this are one pure function, decide() in src/onejob/decide.py.")
+    screen.say("The rules that decided all this are one pure function, decide() in onejob.core.decide.")
 
 
 def command(*words: str) -> str:
-    """Spell a command so that it can be copied from here and run."""
+    """Return a command that can be copied and run from here."""
     program = "onejob"
     if shutil.which("onejob") is None:
         beside = Path(sys.executable).with_name("onejob")

@@ -1,5 +1,5 @@
 # ruff: noqa: PLR2004 - how many were asked for, and how many ran, is best read where it is compared
-"""The five scenarios. Each declares its tasks, makes its requests, and claims only what it has seen."""
+"""The five scenarios. Each declares its tasks, makes requests, and claims only what it has observed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onejob import App, Outcome, Retry, State, Task, Unique, current
 from onejob.demo.scene import Scene
 
 Scenario = Callable[[Scene], Awaitable[list[str]]]
-"""Play a scenario and name the tasks that it declared."""
+"""Run a scenario and return the names of its tasks."""
 
 
 # ── 1 ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -141,7 +141,7 @@ async def unique_modes(scene: Scene) -> list[str]:
 
 
 class Service:
-    """An embedding service, with its moods."""
+    """An embedding service that can fail."""
 
     def __init__(self) -> None:
         self.stored: dict[str, int] = {}
@@ -156,13 +156,13 @@ def embedding_task(app: App, scene: Scene, service: Service) -> Task[[str, int],
     @app.task(
         queue="embeddings",
         unique=Unique.latest(by="entry_id", version="seq"),
-        retry=Retry(attempts=3, base="10ms", jitter=0),  # in earnest: Retry.embedding()
+        retry=Retry(attempts=3, base="10ms", jitter=0),  # in production: Retry.embedding()
     )
     async def embed(entry_id: str, seq: int) -> None:
         async with scene.run("embed", entry_id, seq):
             await asyncio.sleep(0.02)
             if entry_id == "flaky" and current().attempt < 3:
-                raise ConnectionError("a hiccup of the embedding service")
+                raise ConnectionError("the embedding service failed")
             if entry_id == "doomed" and service.is_down:
                 raise ConnectionError("the embedding service is down")
             if entry_id == "hot":
@@ -178,21 +178,21 @@ async def embedding_queue(scene: Scene) -> list[str]:
     service = Service()
     async with App(scene.app.url) as before:
         embed = embedding_task(before, scene, service)
-        await scene.ask_in_bulk([embed.call("hot", seq) for seq in range(1, 321)])
-        await scene.ask_in_bulk([embed.call(f"entry {number}", 1) for number in range(16)])
-        await scene.ask_in_bulk([embed.call("flaky", 1), embed.call("doomed", 1)])
+        await scene.ask_in_bulk(before, [embed.call("hot", seq) for seq in range(1, 321)])
+        await scene.ask_in_bulk(before, [embed.call(f"entry {number}", 1) for number in range(16)])
+        await scene.ask_in_bulk(before, [embed.call("flaky", 1), embed.call("doomed", 1)])
 
     app = scene.app  # "restarted": it has nothing but the file
     embed = embedding_task(app, scene, service)
     stale = await scene.ask(embed.enqueue("hot", 319))
     async with scene.worker(8):
         await scene.until(lambda: ("hot", 320) in scene.ran("embed"))
-        late = await scene.ask_in_bulk([embed.call("hot", seq) for seq in range(321, 421)])
+        late = await scene.ask_in_bulk(app, [embed.call("hot", seq) for seq in range(321, 421)])
         service.finish.set()
         await scene.until_done()
-        [letter] = await app.dead(task="embed")
+        [letter] = await app.dead.list(task="embed")
         service.is_down = False
-        replayed = await app.replay(letter.id)
+        replayed = await app.dead.replay(letter.id)
         await scene.until_done()
 
     runs = scene.ran("embed")
@@ -268,7 +268,7 @@ async def keyed_start(scene: Scene) -> list[str]:
 
 
 async def dimensions(scene: Scene) -> list[str]:
-    """Tell work apart by type, queue, arguments, metadata; reject, replace or drop; filter by state."""
+    """Distinguish work by type, queue, arguments, metadata; reject, replace or drop; filter by state."""
     app, finish = scene.app, asyncio.Event()
     app.queue("eu")
     app.queue("us")

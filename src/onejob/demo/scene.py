@@ -1,4 +1,4 @@
-"""A scenario under way: it asks, remembers every answer, and counts who ran."""
+"""One scenario of the demo: it makes requests, keeps every answer, and counts the runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from onejob.demo.checks import Line
 from onejob.demo.screen import Screen
 
 MOST = 100_000  # jobs that the demo could ever make
-PATIENCE = 8.0  # seconds before a scenario that hangs is given up
+TIME_LIMIT = 8.0  # seconds after which a scenario that hangs is aborted
 
 
 class Scene:
-    """What one scenario does and sees."""
+    """The requests, answers and runs of one scenario."""
 
     def __init__(self, app: App, name: str, screen: Screen) -> None:
         self.app = app
@@ -35,7 +35,7 @@ class Scene:
     # ── asking ────────────────────────────────────────────────────────────────────────────────────
 
     async def ask(self, request: Awaitable[Admission[Any]]) -> Admission[Any]:
-        """Make one request and remember the answer; a rejection is an answer too."""
+        """Make one request and keep the answer; a rejection is an answer, too."""
         try:
             answer = await request
         except Duplicate as duplicate:
@@ -43,29 +43,29 @@ class Scene:
         return self.note(answer)
 
     def note(self, answer: Admission[Any]) -> Admission[Any]:
-        """Remember an answer."""
+        """Keep an answer."""
         self.answers.append(answer)
         self.folded += answer.deduplicated and answer.outcome is not Outcome.RERUN
         self._move()
         return answer
 
     async def ask_at_once(self, *requests: Awaitable[Admission[Any]]) -> list[Admission[Any]]:
-        """Make requests at the same time, as a crowd of users would."""
+        """Make requests at the same time, as many users would."""
         return list(await asyncio.gather(*map(self.ask, requests)))
 
-    async def ask_in_bulk(self, calls: Sequence[Call[Any]]) -> list[Admission[Any]]:
+    async def ask_in_bulk(self, app: App, calls: Sequence[Call[Any]]) -> list[Admission[Any]]:
         """Make requests in one batch."""
-        return [self.note(answer) for answer in await calls[0].task.app.enqueue_many(calls)]
+        return [self.note(answer) for answer in await app.enqueue_many(calls)]
 
     def worker(self, concurrency: int) -> Worker:
-        """Make a worker that does not wait long for a run that hangs."""
+        """Return a worker that does not wait long for a run that hangs."""
         return self.app.worker(concurrency=concurrency, grace="1s")
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────
 
     @asynccontextmanager
     async def run(self, group: str, *what: Any) -> AsyncIterator[None]:
-        """Stand around a handler's work: note what it was called with, and how many run beside it."""
+        """Record a run: its arguments, and how many runs of its group are active."""
         self.runs.append((group, *what))
         self.handled[current().job.id] += 1
         self.running[group] += 1
@@ -77,13 +77,13 @@ class Scene:
             self.running[group] -= 1
 
     def ran(self, group: str) -> list[Any]:
-        """List what the handlers of a group were called with."""
+        """Return the arguments with which the handlers of a group were called."""
         return [run[1:] for run in self.runs if run[0] == group]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something is so."""
-        async with asyncio.timeout(PATIENCE):
-            while not condition():  # noqa: ASYNC110 - of plain numbers, which tell nobody when they change
+        """Wait until a condition holds."""
+        async with asyncio.timeout(TIME_LIMIT):
+            while not condition():  # noqa: ASYNC110 - plain numbers cannot be awaited
                 await asyncio.sleep(0.005)
 
     async def until_free(self, answer: Admission[Any]) -> None:
@@ -93,18 +93,18 @@ class Scene:
 
     async def until_done(self) -> None:
         """Wait until no job waits or runs."""
-        async with asyncio.timeout(PATIENCE):
-            while (stats := await self.app.stats()).pending or stats.in_flight:  # noqa: ASYNC110 - as above
+        async with asyncio.timeout(TIME_LIMIT):
+            while (stats := await self.app.stats()).waiting or stats.running:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.01)
 
     # ── counting ──────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, text: str, *, holds: bool) -> None:
-        """Note what this scenario has shown, or failed to."""
+        """Record whether a claim of the scenario holds."""
         self.claims.append((text, holds))
 
     async def line(self, tasks: Sequence[str]) -> Line:
-        """Count what became of the requests: here, in the handlers and in the store."""
+        """Count the requests here, in the handlers and in the store."""
         jobs = [job for task in tasks for job in await self.app.jobs(task=task, limit=MOST)]
         absorbed = (await self.app.stats()).absorbed
         folded = sum(

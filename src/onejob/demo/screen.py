@@ -1,4 +1,4 @@
-"""What the demo shows: a moving line on a terminal, one plain line per step anywhere else."""
+"""The demo's output: a progress line on a terminal, one plain line per step anywhere else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BAR = 24
 
 
 class Screen:
-    """Writes to a stream, in colour and in motion only where that is welcome."""
+    """Writes to a stream; colours and the progress line are for terminals only."""
 
     def __init__(self, stream: TextIO | None = None, *, silent: bool = False) -> None:
         self._stream = stream or sys.stdout
@@ -27,7 +27,7 @@ class Screen:
         self._moving = ""
 
     def say(self, text: str = "") -> None:
-        """Write a line, above the moving one."""
+        """Write a line above the progress line."""
         if not self._silent:
             self._stream.write(f"{ERASE if self._moving else ''}{text}\n{self._moving}")
             self._stream.flush()
@@ -38,7 +38,7 @@ class Screen:
         self.say(self._paint("1", f"{number}. {title}"))
 
     def move(self, requests: int, absorbed: int, ran: int) -> None:
-        """Show how far a scenario is, in place; the bar is the share of requests that were absorbed."""
+        """Update the progress line; the bar is the share of requests that were absorbed."""
         if self._moves:
             filled = round(BAR * absorbed / max(requests, 1))
             bar = self._paint("36", "█" * filled) + "░" * (BAR - filled)
@@ -47,7 +47,7 @@ class Screen:
             self._stream.flush()
 
     def close_scene(self, line: Line) -> None:
-        """End a scenario with what it has shown."""
+        """End a scenario, and print its claims."""
         if self._moving:
             self._stream.write(ERASE)
             self._moving = ""
@@ -55,7 +55,7 @@ class Screen:
             self.say(f"   {self._paint('32', '✓') if holds else self._paint('31', '✗')} {claim}")
 
     def table(self, lines: Sequence[Line], seconds: float) -> None:
-        """Write the numbers, one line per scenario, and the sum of them in a sentence."""
+        """Write the numbers, one line per scenario, and their sum in a sentence."""
         self.say()
         self.say(self._paint("1", f"{'scenario':<18}{'requests':>10}{'ran':>6}{'absorbed':>10}{'lost':>6}"))
         for line in lines:
@@ -72,7 +72,7 @@ class Screen:
 
 
 def sentence(line: Line) -> str:
-    """Say a line's numbers."""
+    """Return a line's numbers in a sentence."""
     return (
         f"{spaced(line.requests)} requests · {spaced(line.ran)} ran · "
         f"{spaced(line.absorbed)} absorbed · {spaced(line.lost)} lost"
@@ -80,5 +80,5 @@ def sentence(line: Line) -> str:
 
 
 def spaced(number: int) -> str:
-    """Write a number with a space between thousands."""
+    """Return a number with a space between thousands."""
     return f"{number:,}".replace(",", " ")

@@ -1,1 +1,1 @@
-"""What onejob tells about itself."""
+"""Examine stores and jobs."""

@@ -1,89 +1,48 @@
-"""What a store promises. It keeps records and makes steps atomic; it decides nothing.
+"""What a store promises. It keeps rows and makes steps atomic; it decides nothing.
 
-A *step* is a pure function from a View to Changes. A store shows it the job and the key that it names,
-as committed, and writes what it returns, so that no other step on the same job or key comes between.
+A *step* is a pure function from a View to Changes. A store loads the view as committed and writes the changes
+so that no other step on the same job or key happens in between.
+
+`Store` is what every store has. What only some stores can do is in small protocols of their own: a store that
+cannot do it does not have the methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from onejob.job import Changes, Job, State, View
-from onejob.limits import Rate
+from onejob.core.job import Job, State
+from onejob.core.leasing import Lease
+from onejob.core.step import Step, View
+from onejob.errors import OnejobError
+from onejob.stores.queries import Query
+from onejob.stores.store_clock import Clock
 
-Act = Callable[[View], Changes]
+T = TypeVar("T")
 Level = Literal["ok", "warn", "fail"]
 
-SCHEDULES = "cron:"  # begins what stands for a schedule where a counter names the job that stood for requests
+SCHEDULES = "cron:"  # the prefix of a schedule's name where a tally names a job
 
 
-class Step(msgspec.Struct, frozen=True):
-    """One atomic act, on a job or on a key."""
+class Leased(NamedTuple):
+    """The answer of a lease."""
 
-    act: Act
-    job_id: str | None = None
-    key: bytes | None = None
-    marks: bool = True  # whether the key's mark must be shown
-    alone: bool = False  # whether the act concerns the job only: nobody who stands for its key must be shown
-    queue: tuple[str, str] | None = None  # namespace and queue of which must be shown how many jobs wait
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """What a worker asks for: at most `total` jobs, at most so many from each queue."""
-
-    namespace: str
-    worker: str
-    queues: Mapping[str, int]
-    total: int
-    duration: timedelta
-    tasks: Collection[str]
-    # What holds over all workers, by queue: how many are active at most, how many of them of one partition,
-    # and how many start in a span of time.
-    limits: Mapping[str, int] = field(default_factory=dict)
-    shares: Mapping[str, int] = field(default_factory=dict)
-    rates: Mapping[str, Rate] = field(default_factory=dict)
-
-    @property
-    def limited(self) -> list[str]:
-        """The queues from which starts must be counted, in order."""
-        counted = self.limits.keys() | self.shares.keys() | self.rates.keys()
-        return sorted(queue for queue in self.queues if queue in counted)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """Which jobs to look for; everything given must hold."""
-
-    namespace: str | None = None
-    states: Collection[State] = ()
-    queue: str | None = None
-    task: str | None = None
-    key: bytes | None = None
-    held: bool = False  # holds a key, or waits behind one that does
-    chain_id: str | None = None
-    leased_until: datetime | None = None  # active, with a lease that ends by then
-    ended_before: datetime | None = None  # in the one state that is named, of a namespace; by when they ended
-    beyond: tuple[datetime, str] | None = None  # with that: what comes after this time and id
-    besides: Collection[str] = ()  # with that: not of these tasks
-    returns_by: datetime | None = None  # a task's dead letters that are to come back by then; earliest first
-    late_by: datetime | None = None  # not started, and too late to start by then; earliest first
-    stranded: bool = False  # pending behind a predecessor that is gone
-    awaits: Collection[str] = ()  # not ended, and one of its blockers is one of these chains
-    blocked: bool = False  # pending until some chains have ended
-    limit: int = 100
-    offset: int = 0
-    newest_first: bool = True
+    answers: list[Any]  # of the steps that were applied first
+    jobs: list[Job]
+    next_due: datetime | None  # when to lease again; None if nothing is timed, or no more jobs were wanted
 
 
 class Tally(msgspec.Struct, frozen=True, gc=False):
-    """How often requests were absorbed: per task, outcome and the job that stood for them."""
+    """How often requests were absorbed: per task, outcome and the job that served them, and since when.
+
+    A store that gets one without times takes the present.
+    """
 
     namespace: str
     task: str
@@ -91,11 +50,23 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
     job_id: str
     count: int
     last_at: datetime | None = None
+    first_at: datetime | None = None
+
+
+class Observation(msgspec.Struct, frozen=True, gc=False):
+    """What was observed and is kept for a while: absorbed requests, a worker, a manual release."""
+
+    namespace: str
+    kind: str
+    id: str  # unique within its kind
+    subject: str  # what it is about: a key, a worker
+    at: datetime
+    data: str  # JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many jobs there are, by queue, task and state; and how many keys wait."""
+    """How many jobs there are, by queue, task and state; and how many keys have a waiting job."""
 
     jobs: Mapping[tuple[str, str, State], int]
     keys_waiting: int
@@ -114,7 +85,7 @@ class Guarantees:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The version of the tables that are there, 0 if none are, and the one that this onejob knows."""
+    """The version of the tables found, 0 if there are none, and the version that this onejob knows."""
 
     found: int
     known: int
@@ -122,7 +93,7 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at, how it stands, and what to do about it."""
+    """One thing that was examined: its level, a sentence, and what to do about it."""
 
     check: str
     level: Level
@@ -131,124 +102,186 @@ class Finding:
 
 
 def utcnow() -> datetime:
-    """Read this machine's clock, which is the store's unless a test says otherwise."""
+    """Return this machine's time."""
     return datetime.now(UTC)
 
 
 class Store(Protocol):
-    """A handful of atomic verbs."""
+    """Rows and atomic steps."""
 
-    @property
-    def guarantees(self) -> Guarantees:
-        """Declare strength and durability."""
+    async def apply(self, steps: Sequence[Step[T]]) -> list[T | OnejobError]:
+        """Run steps in order, and answer each with its answer, or with the OnejobError that it raised.
 
-    async def apply(self, steps: Sequence[Step]) -> list[Any]:
-        """Run steps in order; answer each with its Changes' answer, or with the exception its act raised.
-
-        Each step is atomic and durable when this returns; the batch is not one transaction. Two callers
-        never see the same key or job at once: the second sees what the first wrote. A step that somebody
-        else's open transaction keeps waiting for too long is answered with AdmissionBusy.
+        Each step is atomic and durable when this returns; the batch is not one transaction. No two callers
+        see the same key or job at once: the second sees what the first has written. A step that another
+        open transaction delays for too long is answered with AdmissionBusy.
         """
 
-    def apply_now(self, steps: Sequence[Step]) -> list[Any]:
-        """Do the same from blocking code, on the calling thread."""
+    def apply_sync(self, steps: Sequence[Step[T]]) -> list[T | OnejobError]:
+        """Blocking variant of `apply`, on the calling thread."""
 
-    async def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
-        """Do the same inside the caller's open transaction: all of it stands or falls with that.
+    async def lease(self, wanted: Lease, after: Sequence[Step[Any]] = ()) -> Leased:
+        """Apply the steps `after` which capacity is free, then start due jobs by the rules of `core.leasing`.
 
-        Raises ForeignConnection, AdmissionBusy when another transaction does not end in time, or
-        TransactionConflict when the caller's own must be begun again.
-        """
-
-    def apply_within_now(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
-        """Do the same from blocking code."""
-
-    def transaction(self) -> AbstractAsyncContextManager[Any]:
-        """Open a transaction on a connection of its own, which it gives, for a handler's writes.
-
-        It is committed at the end, or rolled back if anything is raised. An error at the end leaves in doubt
-        whether it was committed. Raises NoTransactions, or AdmissionBusy as `apply_within` does.
-        """
-
-    def transaction_now(self) -> AbstractContextManager[Any]:
-        """Do the same from blocking code."""
-
-    async def lease(self, wanted: Lease) -> list[Job]:
-        """Start due jobs, highest priority and oldest first, each given to one caller only.
-
-        Scheduled and retryable jobs whose time has come are made available first. A queue that a setting of
-        the kind `paused` names gives nothing. Limits hold whoever else leases at the same time, and a job
-        that has to wait for one keeps nobody behind it waiting.
-        """
-
-    async def turn(self, steps: Sequence[Step], wanted: Lease) -> tuple[list[Any], list[Job]]:
-        """Run steps that end runs, then lease into the room that they make; all at once, if the store can.
-
-        Steps that somebody else's open transaction keeps waiting are answered with AdmissionBusy at once.
+        Both happen in one commit where the store can do that. Scheduled and retryable jobs whose time has
+        come become available first. No two callers get the same job; limits hold over all callers. A step
+        that another open transaction delays is answered with AdmissionBusy at once. A row that cannot be
+        read is set aside: it becomes discarded with the reason `unreadable`.
         """
 
     async def look(self, key: bytes) -> View:
-        """Show who stands for a key, as `apply` would."""
+        """Return the jobs and the mark of a key, as a step sees them."""
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
-        """Read jobs by id, in input order."""
-
-    async def find(self, wanted: Filter) -> list[Job]:
-        """List jobs."""
+        """Return jobs by id, in input order."""
 
     async def tails(self, chains: Sequence[str]) -> list[Job | None]:
-        """Read the last job of each chain, in input order."""
+        """Return the last job of each chain, in input order."""
 
-    async def settings(self, namespace: str, kind: str) -> dict[str, bytes]:
-        """Read what was decided at run time, by name: schedules, queues that pause."""
-
-    async def put_setting(self, namespace: str, kind: str, name: str, value: bytes | None) -> None:
-        """Write one such decision, or take it back."""
+    async def find(self, query: Query) -> list[Job]:
+        """Return the jobs that a query names, in its order."""
 
     async def counts(self, namespace: str) -> Counts:
-        """Count jobs that are kept."""
+        """Count the jobs of a namespace."""
 
-    def tally(self, tallies: Sequence[Tally]) -> None:
-        """Add to the counters of absorbed requests, on the calling thread."""
-
-    async def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
-        """Do the same inside the caller's transaction, so that a rollback takes the count back."""
-
-    def tally_within_now(self, connection: Any, tallies: Sequence[Tally]) -> None:
-        """Do the same from blocking code."""
-
-    async def tallies(self, namespace: str) -> list[Tally]:
-        """Read the counters of absorbed requests."""
-
-    async def fold(self, namespace: str) -> int:
-        """Add the counters of jobs that are gone to those of no job (""), and tell how many there were.
-
-        The counters of schedules stay, for a schedule outlives its jobs.
-        """
-
-    async def next_due(self, namespace: str, rates: Mapping[str, Rate] | None = None) -> datetime | None:
-        """Tell when the next scheduled or retryable job is due, or a queue's rate allows one more start."""
-
-    def pulse(self) -> Any:
-        """Note where the store stands: ask before looking, so that `wait` misses nothing that comes after."""
+    def position(self) -> Any:
+        """Return a value that changes with every commit; take it before reading, and pass it to `wait`."""
 
     async def wait(self, timeout: float, since: Any = None) -> None:
-        """Return when something may have changed, or after `timeout` seconds: a hint, never a promise."""
-
-    def schema(self) -> Schema:
-        """Tell the version of the tables, without making or changing any."""
-
-    def migrate(self) -> Schema:
-        """Make the tables or bring them up to date; opening does the same."""
-
-    def migration_sql(self) -> str:
-        """Write out what `migrate` would run now, as one script."""
-
-    async def examine(self) -> list[Finding]:
-        """Look at what lies beneath, such as files and settings, without changing it."""
+        """Return when something may have changed since a position, or after `timeout` seconds."""
 
     def now(self) -> datetime:
-        """Tell the store's time."""
+        """Return the store's time."""
 
     async def close(self) -> None:
-        """Let go of files, connections and threads."""
+        """Close files, connections and threads."""
+
+
+@runtime_checkable
+class Transactions(Protocol):
+    """A store that can join the caller's transaction, and open one for a handler."""
+
+    async def apply_within(self, connection: Any, steps: Sequence[Step[T]]) -> list[T | OnejobError]:
+        """Apply steps inside the caller's open transaction: they are committed or rolled back with it.
+
+        Raises:
+            ForeignConnection: The connection belongs to another database.
+            AdmissionBusy: Another transaction does not end in time.
+            TransactionConflict: The caller must roll back and run its transaction again.
+        """
+
+    def apply_within_sync(self, connection: Any, steps: Sequence[Step[T]]) -> list[T | OnejobError]:
+        """Blocking variant of `apply_within`."""
+
+    async def count_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
+        """Count absorbed requests inside the caller's transaction, so that a rollback undoes the count."""
+
+    def count_within_sync(self, connection: Any, tallies: Sequence[Tally]) -> None:
+        """Blocking variant of `count_within`."""
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """Open a transaction for a handler's writes and yield its connection.
+
+        It commits at the end, or rolls back if anything is raised. An error of the commit itself leaves open
+        whether it was committed.
+        """
+
+    def transaction_sync(self) -> AbstractContextManager[Any]:
+        """Blocking variant of `transaction`."""
+
+
+@runtime_checkable
+class Clocked(Protocol):
+    """A store whose clock a test can replace while it is open."""
+
+    def use_clock(self, clock: Clock | None) -> Clock | None:
+        """Take the time from another clock, or from its own again if it is None; return the one before."""
+
+
+class Counters(Protocol):
+    """Counters of absorbed requests."""
+
+    def count(self, tallies: Sequence[Tally], batch: str = "") -> None:
+        """Add to the counters, on the calling thread.
+
+        A caller that got no answer repeats the tallies under the same `batch`, a random name. A store whose
+        replies can be lost counts them once.
+        """
+
+    async def tallies(self, namespace: str) -> list[Tally]:
+        """Return the counters of a namespace."""
+
+    async def fold(self, namespace: str) -> int:
+        """Add the counters of jobs that are gone to those of no job (""), and return how many there were.
+
+        Counters of schedules stay, because a schedule outlives its jobs.
+        """
+
+
+class Observations(Protocol):
+    """Records of what was observed, limited per subject, in number and in age."""
+
+    async def observe(self, observations: Sequence[Observation], most: int) -> None:
+        """Write observations; one whose id exists replaces it.
+
+        Of each subject that they name, the `most` newest stay.
+        """
+
+    def observe_sync(self, observations: Sequence[Observation], most: int) -> None:
+        """Blocking variant of `observe`, on the calling thread."""
+
+    async def observations(
+        self, namespace: str, kind: str, *, subject: str | None = None, limit: int = 100
+    ) -> list[Observation]:
+        """Return observations of a kind, or those about one subject, newest first."""
+
+    def observations_sync(
+        self, namespace: str, kind: str, *, subject: str | None = None, limit: int = 100
+    ) -> list[Observation]:
+        """Blocking variant of `observations`, on the calling thread."""
+
+    async def forget(self, namespace: str, kind: str, *, before: datetime, most: int) -> int:
+        """Remove observations from before a time, and all but the `most` newest; return how many."""
+
+
+class Settings(Protocol):
+    """Small values that are changed while workers run: schedules, paused queues."""
+
+    async def settings(self, namespace: str, kind: str) -> dict[str, bytes]:
+        """Return the settings of a kind by name."""
+
+    async def put_setting(self, namespace: str, kind: str, name: str, value: bytes | None) -> None:
+        """Write a setting, or remove it if the value is None."""
+
+
+class Admin(Protocol):
+    """What operators ask of a store."""
+
+    @property
+    def guarantees(self) -> Guarantees:
+        """The store's strength and durability."""
+
+    def schema(self) -> Schema:
+        """Return the version of the tables, without creating or changing any."""
+
+    def migrate(self) -> Schema:
+        """Create the tables or upgrade them; opening does the same."""
+
+    def migration_sql(self) -> str:
+        """Return what `migrate` would run now, as one script."""
+
+    async def clear(self, namespace: str) -> None:
+        """Remove counters, observations, settings and recorded starts of a namespace.
+
+        Its jobs and marks are removed by steps.
+        """
+
+    async def starts(self, namespace: str, queue: str, since: datetime) -> list[datetime]:
+        """Return when jobs of a queue that has a rate have started since a time, oldest first."""
+
+    async def examine(self) -> list[Finding]:
+        """Examine files, servers and settings without changing them."""
+
+
+class FullStore(Store, Counters, Observations, Settings, Admin, Protocol):
+    """A store as `open_store` returns it; only some also have `Transactions`."""

@@ -1,37 +1,35 @@
-"""The executable specification: every promise of the contract, in one process, under one lock."""
+"""The executable specification of a store: every promise of the contract, in one process, under one lock."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from onejob.errors import ForeignConnection, NoTransactions
-from onejob.job import UNSTARTED, Changes, Job, State, View
-from onejob.lifecycle import mature, rank, start
-from onejob.limits import PAUSED, Rate
-from onejob.stores.bell import Bell
-from onejob.stores.book import Book
+from onejob.core.job import UNSTARTED, Job, State
+from onejob.core.leasing import PAUSED, Capacity, Lease, Load, choose, next_due
+from onejob.core.runs import mature
+from onejob.core.step import NO_CHANGES, Changes, Step, View
+from onejob.errors import OnejobError
 from onejob.stores.contract import (
     SCHEDULES,
     Counts,
-    Filter,
     Finding,
     Guarantees,
-    Lease,
+    Leased,
+    Observation,
     Schema,
-    Step,
     Tally,
     utcnow,
 )
-from onejob.stores.filters import matches, page
+from onejob.stores.queries import TIMED, Query, Stranded, matches, page
+from onejob.stores.store_clock import Clock, StoreClock
+from onejob.stores.wakeup import Wakeup
+from onejob.stores.working_copy import WorkingCopy
 
-NO_TRANSACTIONS = "The memory store has no transactions: use SQLite or PostgreSQL for this task."
-TIMED = {State.SCHEDULED, State.RETRYABLE}
+T = TypeVar("T")
 
 
 class MemoryStore:
@@ -45,161 +43,147 @@ class MemoryStore:
         not_promised="anything after the process ends",
     )
 
-    def __init__(self, *, clock: Callable[[], datetime] = utcnow) -> None:
-        self.now = clock
+    def __init__(self, *, clock: Clock = utcnow) -> None:
+        self.now = StoreClock(clock)
         self._lock = threading.Lock()
-        self._book = Book()
+        self._rows = WorkingCopy()
         self._tallies: Counter[tuple[str, str, str, str]] = Counter()
-        self._tallied_at: dict[tuple[str, str, str, str], datetime] = {}
+        self._tallied_at: dict[tuple[str, str, str, str], tuple[datetime, datetime]] = {}  # last and first
         self._starts: defaultdict[tuple[str, str], deque[datetime]] = defaultdict(deque)
         self._settings: defaultdict[tuple[str, str], dict[str, bytes]] = defaultdict(dict)
-        self._bell = Bell()
+        self._observations: dict[tuple[str, str, str], Observation] = {}
+        self._wakeup = Wakeup()
 
-    def apply_now(self, steps: Sequence[Step]) -> list[Any]:
+    # ── steps ─────────────────────────────────────────────────────────────────────────────────────
+
+    def apply_sync(self, steps: Sequence[Step[T]]) -> list[T | OnejobError]:
         """Run steps in order under the lock."""
         with self._lock:
             answers = [self._run(step) for step in steps]
-        self._bell.ring()
+        self._wakeup.notify()
         return answers
 
-    def _run(self, step: Step) -> Any:
+    async def apply(self, steps: Sequence[Step[T]]) -> list[T | OnejobError]:
+        """Run steps in order under the lock."""
+        return self.apply_sync(steps)
+
+    def _run(self, step: Step[Any]) -> Any:
         if step.queue is not None:
             waiting = self._select(
                 lambda job: job.state in UNSTARTED and (job.namespace, job.queue) == step.queue
             )
-            self._book.depths = {step.queue: len(waiting)}
-        return self._book.run(step, self.now(), _forget)
+            self._rows.depths = {step.queue: len(waiting)}
+        return self._rows.run(step, self.now(), _ignore)
 
-    async def apply(self, steps: Sequence[Step]) -> list[Any]:
-        """Run steps in order under the lock."""
-        return self.apply_now(steps)
+    # ── leasing ───────────────────────────────────────────────────────────────────────────────────
 
-    def apply_within_now(self, connection: Any, steps: Sequence[Step]) -> list[Any]:  # noqa: ARG002 - the contract's
-        """Refuse: there is no transaction to join."""
-        raise ForeignConnection("The memory store has no transactions: leave connection= out.")
-
-    async def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
-        """Refuse: there is no transaction to join."""
-        return self.apply_within_now(connection, steps)
-
-    def transaction(self) -> AbstractAsyncContextManager[Any]:
-        """Refuse: a rollback would have nothing to roll back."""
-        raise NoTransactions(NO_TRANSACTIONS)
-
-    def transaction_now(self) -> AbstractContextManager[Any]:
-        """Refuse: a rollback would have nothing to roll back."""
-        raise NoTransactions(NO_TRANSACTIONS)
-
-    async def lease(self, wanted: Lease) -> list[Job]:
-        """Start due jobs, best first."""
+    async def lease(self, wanted: Lease, after: Sequence[Step[Any]] = ()) -> Leased:
+        """Run steps, then start due jobs, best first."""
         with self._lock:
+            answers = [self._run(step) for step in after]
             now = self.now()
-            for job in self._select(lambda job: job.state in TIMED and job.run_at <= now):
-                self._book.run(Step(mature, job.id), now, _forget)
-            act = partial(start, worker=wanted.worker, lease=wanted.duration)
-            started: list[Job] = []
-            while len(started) < wanted.total and (due := self._due(wanted, started)):
-                best = min(due, key=rank)  # anew each time: one that gives way may let its successor in
-                leased = self._book.run(Step(act, best.id), now, _forget)
-                if leased is not None:
-                    started.append(leased)
-                    self._starts[leased.namespace, leased.queue] += (
-                        [now] if leased.queue in wanted.rates else []
-                    )
-            return started
+            for job in self._timed(wanted):
+                self._rows.run(Step(mature, job.id), now, _ignore)
+            started = self._start_best(wanted, now)
+            due = None
+            if len(started) < wanted.total:
+                timed = min((job.run_at for job in self._timed(wanted)), default=None)
+                due = next_due(wanted, self._load(wanted), now, timed)
+        if after:
+            self._wakeup.notify()
+        return Leased(answers, started, due)
 
-    async def turn(self, steps: Sequence[Step], wanted: Lease) -> tuple[list[Any], list[Job]]:
-        """Run steps, then start due jobs."""
-        return await self.apply(steps), await self.lease(wanted)
+    def _start_best(self, wanted: Lease, now: datetime) -> list[Job]:
+        started: list[Job] = []
+        while True:
+            capacity = Capacity(wanted, self._load(wanted), now, started)
+            chosen = choose(self._available(wanted), capacity)
+            if not chosen:
+                return started
+            begun = self._rows.start(chosen, wanted, now, _ignore)
+            for job in begun:
+                if job.queue in wanted.rates:
+                    self._starts[job.namespace, job.queue].append(now)
+            started += begun
 
-    def _due(self, wanted: Lease, started: Sequence[Job]) -> list[Job]:
-        open_queues = {queue for queue in wanted.queues if self._has_room(queue, wanted, started)}
-        active = Counter(
-            (job.queue, job.partition)
-            for job in self._select(
-                lambda job: job.state is State.ACTIVE and job.namespace == wanted.namespace
-            )
-        )
+    def _available(self, wanted: Lease) -> list[Job]:
         return self._select(
             lambda job: (
                 job.state is State.AVAILABLE
                 and job.namespace == wanted.namespace
                 and job.task in wanted.tasks
-                and job.queue in open_queues
-                and (
-                    not job.partition
-                    or job.queue not in wanted.shares
-                    or active[job.queue, job.partition] < wanted.shares[job.queue]
-                )
+                and job.queue in wanted.queues
             )
         )
 
-    def _has_room(self, queue: str, wanted: Lease, started: Sequence[Job]) -> bool:
-        if sum(job.queue == queue for job in started) >= wanted.queues[queue]:
-            return False
-        if queue in self._settings[wanted.namespace, PAUSED]:
-            return False
-        if (
-            queue in wanted.rates
-            and self._next_start(wanted.namespace, queue, wanted.rates[queue]) is not None
-        ):
-            return False
-        active = len(self._select(lambda job: _active_in(job, wanted.namespace, queue)))
-        return active < wanted.limits.get(queue, active + 1)
+    def _load(self, wanted: Lease) -> Load:
+        active = self._select(lambda job: job.state is State.ACTIVE and job.namespace == wanted.namespace)
+        return Load(
+            Counter((job.queue, job.partition or "") for job in active),
+            {queue: self._recent_starts(wanted, queue) for queue in wanted.rates},
+            self._settings[wanted.namespace, PAUSED],
+        )
 
-    def _next_start(self, namespace: str, queue: str, rate: Rate) -> datetime | None:
-        """Tell when a queue may start a job again; None if it may now."""
-        starts, now = self._starts[namespace, queue], self.now()
-        while starts and starts[0] + rate.per <= now:
+    def _recent_starts(self, wanted: Lease, queue: str) -> Sequence[datetime]:
+        starts, per = self._starts[wanted.namespace, queue], wanted.rates[queue].per
+        while starts and starts[0] + per <= self.now():
             starts.popleft()
-        return None if len(starts) < rate.times else starts[len(starts) - rate.times] + rate.per
+        return starts
+
+    async def starts(self, namespace: str, queue: str, since: datetime) -> list[datetime]:
+        """Return when jobs of a queue that has a rate have started."""
+        with self._lock:
+            return [at for at in self._starts[namespace, queue] if at > since]
+
+    def _timed(self, wanted: Lease) -> list[Job]:
+        return self._select(lambda job: job.state in TIMED and job.namespace == wanted.namespace)
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────
 
     async def look(self, key: bytes) -> View:
-        """Show who stands for a key."""
+        """Return the jobs and the mark of a key."""
         with self._lock:
-            return self._book.view(Step(_nothing, key=key), self.now())
+            return self._rows.view(Step(_nothing, key=key), self.now())
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
-        """Read jobs by id."""
+        """Return jobs by id."""
         with self._lock:
-            return [self._book.jobs.get(job_id) for job_id in ids]
+            return [self._rows.jobs.get(job_id) for job_id in ids]
 
-    async def find(self, wanted: Filter) -> list[Job]:
-        """List jobs."""
+    async def find(self, query: Query) -> list[Job]:
+        """Return the jobs that a query names."""
         with self._lock:
-            jobs = self._select(lambda job: matches(job, wanted) and self._stranded(job, wanted))
-        return page(jobs, wanted)
+            jobs = self._select(lambda job: matches(job, query))
+            if isinstance(query, Stranded):
+                jobs = [job for job in jobs if self._is_stranded(job)]
+        return page(jobs, query)
 
     async def tails(self, chains: Sequence[str]) -> list[Job | None]:
-        """Read the last job of each chain."""
+        """Return the last job of each chain."""
         with self._lock:
             members = sorted(self._select(lambda job: job.chain_id in set(chains)), key=_index)
         last = {job.chain_id: job for job in members}
         return [last.get(chain) for chain in chains]
 
     async def settings(self, namespace: str, kind: str) -> dict[str, bytes]:
-        """Read what was decided at run time."""
+        """Return the settings of a kind."""
         with self._lock:
             return dict(self._settings[namespace, kind])
 
     async def put_setting(self, namespace: str, kind: str, name: str, value: bytes | None) -> None:
-        """Write one such decision, or take it back."""
+        """Write a setting, or remove it."""
         with self._lock:
             decided = self._settings[namespace, kind]
             decided.pop(name, None)
             decided |= {} if value is None else {name: value}
-        self._bell.ring()
+        self._wakeup.notify()
 
-    def _stranded(self, job: Job, wanted: Filter) -> bool:
-        if not wanted.stranded:
-            return True
-        if job.next_key is None or job.state is not State.PENDING:
-            return False
-        holder = self._book.jobs.get(self._book.held.get(job.next_key, ""))
+    def _is_stranded(self, successor: Job) -> bool:
+        holder = self._rows.jobs.get(self._rows.holders.get(successor.key or b"", ""))
         return holder is None or holder.is_terminal
 
     def _select(self, condition: Callable[[Job], bool]) -> list[Job]:
-        return [job for job in self._book.jobs.values() if condition(job)]
+        return [job for job in self._rows.jobs.values() if condition(job)]
 
     async def counts(self, namespace: str) -> Counts:
         """Count jobs."""
@@ -207,25 +191,25 @@ class MemoryStore:
             jobs = self._select(lambda job: job.namespace == namespace)
         return count(jobs)
 
-    def tally_within_now(self, connection: Any, tallies: Sequence[Tally]) -> None:
-        """Do nothing: there was no transaction to join."""
+    # ── counters ──────────────────────────────────────────────────────────────────────────────────
 
-    async def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
-        """Do nothing: there was no transaction to join."""
-
-    def tally(self, tallies: Sequence[Tally]) -> None:
+    def count(self, tallies: Sequence[Tally], batch: str = "") -> None:  # noqa: ARG002 - no reply is lost
         """Add to the counters."""
         with self._lock:
             for entry in tallies:
                 key = (entry.namespace, entry.task, entry.outcome, entry.job_id)
                 self._tallies[key] += entry.count
-                self._tallied_at[key] = self.now()
+                self._note_times(key, entry.last_at or self.now(), entry.first_at or self.now())
+
+    def _note_times(self, key: tuple[str, str, str, str], last: datetime, first: datetime) -> None:
+        known = self._tallied_at.get(key, (last, first))
+        self._tallied_at[key] = max(last, known[0]), min(first, known[1])
 
     async def tallies(self, namespace: str) -> list[Tally]:
-        """Read the counters."""
+        """Return the counters."""
         with self._lock:
             return [
-                Tally(*key, times, self._tallied_at[key])
+                Tally(*key, times, *self._tallied_at[key])
                 for key, times in sorted(self._tallies.items())
                 if key[0] == namespace
             ]
@@ -236,32 +220,85 @@ class MemoryStore:
             gone = [
                 key
                 for key in self._tallies
-                if key[0] == namespace and key[3] and key[3] not in self._book.jobs
+                if key[0] == namespace and key[3] and key[3] not in self._rows.jobs
                 if not key[3].startswith(SCHEDULES)
             ]
             for key in gone:
-                total, at = (*key[:3], ""), self._tallied_at.pop(key)
+                total = (*key[:3], "")
                 self._tallies[total] += self._tallies.pop(key)
-                self._tallied_at[total] = max(at, self._tallied_at.get(total, at))
+                self._note_times(total, *self._tallied_at.pop(key))
         return len(gone)
 
-    async def next_due(self, namespace: str, rates: Mapping[str, Rate] | None = None) -> datetime | None:
-        """Tell when the next timed job is due, or a queue may start one again."""
-        with self._lock:
-            timed = self._select(lambda job: job.state in TIMED and job.namespace == namespace)
-            opens = [self._next_start(namespace, queue, rate) for queue, rate in (rates or {}).items()]
-        return min((*(job.run_at for job in timed), *(at for at in opens if at is not None)), default=None)
+    # ── observations ──────────────────────────────────────────────────────────────────────────────
 
-    def pulse(self) -> int:
-        """Note how often something has changed."""
-        return self._bell.rings
+    async def observe(self, observations: Sequence[Observation], most: int) -> None:
+        """Write observations, and keep the newest of each subject."""
+        self.observe_sync(observations, most)
+
+    def observe_sync(self, observations: Sequence[Observation], most: int) -> None:
+        """Write observations, and keep the newest of each subject."""
+        with self._lock:
+            for one in observations:
+                self._observations[one.namespace, one.kind, one.id] = one
+            for namespace, kind, subject in {(one.namespace, one.kind, one.subject) for one in observations}:
+                self._drop(self._observed(namespace, kind, subject)[most:])
+
+    async def observations(
+        self, namespace: str, kind: str, *, subject: str | None = None, limit: int = 100
+    ) -> list[Observation]:
+        """Return observations, newest first."""
+        return self.observations_sync(namespace, kind, subject=subject, limit=limit)
+
+    def observations_sync(
+        self, namespace: str, kind: str, *, subject: str | None = None, limit: int = 100
+    ) -> list[Observation]:
+        """Return observations, newest first."""
+        with self._lock:
+            return self._observed(namespace, kind, subject)[:limit]
+
+    async def forget(self, namespace: str, kind: str, *, before: datetime, most: int) -> int:
+        """Remove old observations, and those beyond the newest."""
+        with self._lock:
+            found = self._observed(namespace, kind)
+            return self._drop([*found[most:], *(one for one in found[:most] if one.at < before)])
+
+    def _observed(self, namespace: str, kind: str, subject: str | None = None) -> list[Observation]:
+        found = [
+            one
+            for one in self._observations.values()
+            if (one.namespace, one.kind) == (namespace, kind) and subject in {None, one.subject}
+        ]
+        return sorted(found, key=lambda one: (one.at, one.id), reverse=True)
+
+    def _drop(self, observations: Sequence[Observation]) -> int:
+        for one in observations:
+            del self._observations[one.namespace, one.kind, one.id]
+        return len(observations)
+
+    def position(self) -> int:
+        """Return how often something has changed."""
+        return self._wakeup.count
 
     async def wait(self, timeout: float, since: int | None = None) -> None:
         """Wait for a change."""
-        await self._bell.wait(timeout, self.pulse() if since is None else since)
+        await self._wakeup.wait(timeout, self.position() if since is None else since)
+
+    def use_clock(self, clock: Clock | None) -> Clock | None:
+        """Take the time from another clock; return the one before."""
+        return self.now.use(clock)
+
+    async def clear(self, namespace: str) -> None:
+        """Remove counters, observations, settings and recorded starts."""
+        with self._lock:
+            every: tuple[dict[Any, Any], ...] = (
+                *(self._tallies, self._tallied_at, self._starts, self._settings, self._observations),
+            )
+            for rows in every:
+                for key in [key for key in rows if key[0] == namespace]:
+                    del rows[key]
 
     def schema(self) -> Schema:
-        """Tell that there are no tables to be of any version."""
+        """Return the one version that a store without tables has."""
         return Schema(1, 1)
 
     def migrate(self) -> Schema:
@@ -269,15 +306,15 @@ class MemoryStore:
         return self.schema()
 
     def migration_sql(self) -> str:
-        """Write nothing: there are no tables."""
+        """Return nothing: there are no tables."""
         return ""
 
     async def examine(self) -> list[Finding]:
-        """Find nothing: there is nothing beneath."""
+        """Return nothing: there is nothing to examine."""
         return []
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to let go of."""
+        """Do nothing: there is nothing to close."""
 
 
 def count(jobs: Iterable[Job]) -> Counts:
@@ -286,25 +323,18 @@ def count(jobs: Iterable[Job]) -> Counts:
     waiting = {
         job.key
         for job in jobs
-        if job.key
-        and (job.held_key or job.next_key)
-        and not job.is_terminal
-        and job.state is not State.ACTIVE
+        if job.key and job.stand is not None and not job.is_terminal and job.state is not State.ACTIVE
     }
     return Counts(Counter((job.queue, job.task, job.state) for job in jobs), len(waiting))
-
-
-def _active_in(job: Job, namespace: str, queue: str) -> bool:
-    return job.state is State.ACTIVE and job.namespace == namespace and job.queue == queue
 
 
 def _index(job: Job) -> int:
     return job.chain_index
 
 
-def _forget(changes: Changes) -> None:
-    """Record nothing: the book is all there is."""
+def _ignore(_changes: Changes[Any]) -> None:
+    """Record nothing: the working copy is the store."""
 
 
-def _nothing(_view: View) -> Changes:
-    return Changes()
+def _nothing(_view: View) -> Changes[None]:
+    return NO_CHANGES

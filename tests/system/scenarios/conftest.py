@@ -7,7 +7,7 @@ import pytest
 
 from onejob import App
 from onejob.stores.memory import MemoryStore
-from onejob.stores.sql.sqlite import SQLiteStore
+from onejob.stores.sqlite.store import SQLiteStore
 from onejob.testing import Clock
 from tests.system.scenarios.stage import Stage
 

@@ -7,8 +7,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from onejob import App, Job, State
-from onejob.job import INCOMPLETE
-from onejob.stores.contract import Lease
+from onejob.core.job import INCOMPLETE
+from onejob.core.leasing import Lease
+from tests.system.live import PATIENCE
 
 DOOMED = "doomed"
 
@@ -57,21 +58,22 @@ class Stage:
 
     async def begun(self, number: int) -> None:
         """Wait until so many runs have begun, in all."""
-        async with asyncio.timeout(10), self._changed:
+        async with asyncio.timeout(PATIENCE), self._changed:
             await self._changed.wait_for(lambda: len(self.runs) >= number)
 
 
 async def run_due(app: App, *, concurrency: int = 8) -> None:
     """Run what is due by the app's clock, and what that makes due."""
-    async with asyncio.timeout(30), app.worker(concurrency=concurrency):
+    async with asyncio.timeout(PATIENCE), app.worker(concurrency=concurrency):
         while await is_busy(app):
-            await app.store.wait(0.05)
+            await app._engine.store.wait(0.05)
 
 
 async def is_busy(app: App) -> bool:
     """Tell whether a worker has something to do at this moment."""
     jobs = await app.jobs(state=INCOMPLETE, limit=10_000)
-    return any(job.worker != DOOMED and is_due(job, app.store.now()) for job in jobs)
+    crashed = {job.id for job in jobs if job.state is State.ACTIVE and job.worker == DOOMED}
+    return any(job.id not in crashed and is_due(job, app._engine.store.now()) for job in jobs)
 
 
 def is_due(job: Job, now: datetime) -> bool:
@@ -82,9 +84,9 @@ def is_due(job: Job, now: datetime) -> bool:
 
 async def until(app: App, job: Job, *states: State) -> Job:
     """Wait until a job is in one of the states."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while (now := await app.job(job.id)).state not in states:
-            await app.store.wait(0.05)
+            await app._engine.store.wait(0.05)
     return now
 
 
@@ -93,12 +95,12 @@ async def crash_in(app: App) -> list[Job]:
     wanted = Lease(
         namespace=app.namespace,
         worker=DOOMED,
-        queues=dict.fromkeys(app.queues, 100),
+        queues=dict.fromkeys(app._registry.queues, 100),
         total=100,
         duration=timedelta(seconds=15),
         tasks=app.tasks.keys(),
     )
-    return await app.store.lease(wanted)
+    return (await app._engine.store.lease(wanted)).jobs
 
 
 async def live(app: App, task: str) -> list[Job]:

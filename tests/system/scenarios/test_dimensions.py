@@ -3,13 +3,14 @@
 import asyncio
 from dataclasses import replace
 from itertools import product
-from time import perf_counter
+from time import process_time
 
 import pytest
 
 from onejob import App, Duplicate, Outcome, Retry, State, Task, Unique
 from onejob.errors import InvalidPolicy, MissingKeyField, WeakStore
 from onejob.stores.memory import MemoryStore
+from onejob.tasks.task import builder_of
 from onejob.testing import Clock
 from tests.system.scenarios.stage import Stage, run_due
 
@@ -301,34 +302,39 @@ def test_keys_of_private_arguments_cannot_be_guessed() -> None:
 
         return work.enqueue_sync("4111").key
 
-    assert key_under("hush") == key_under("hush")
-    assert len({key_under(None), key_under("hush"), key_under("other")}) == 3
+    assert key_under("hush, hush, hush, hush") == key_under("hush, hush, hush, hush")
+    assert len({key_under(None), key_under("hush, hush, hush, hush"), key_under("another secret of us")}) == 3
 
 
 async def test_a_large_argument_outside_the_key_costs_the_key_nothing() -> None:
-    """S4.16: a megabyte beside the key: the key's share does not grow with it."""
+    """S4.16: a megabyte beside the key: the key's share does not grow with it.
+
+    The time of the processor is measured, not the clock's, which counts what else the machine is doing.
+    """
     large = App("memory://", max_args=8_000_000)
 
     @large.task(unique=Unique(by="one"))
     async def work(one: int, blob: str) -> None: ...
 
-    policy = work.policy
+    builder = builder_of(work)
+    policy = builder.policy
     assert policy is not None
 
     def cost(blob: str) -> float:
         bound = {"one": 1, "blob": blob}
-        began = perf_counter()
+        began = process_time()
         for _ in range(200):
-            work.key_of(bound, policy)
-        return perf_counter() - began
+            builder.key_of(bound, policy)
+        return process_time() - began
 
     cost("")
     assert min(cost("x" * 4_000_000) for _ in range(5)) < 5 * max(cost("x") for _ in range(5))
 
-    began = perf_counter()
-    await work.enqueue(1, "x" * 1_000_000)
-    assert perf_counter() - began < 0.1
-    assert (await work.enqueue(1, "y" * 1_000_000)).outcome is KEPT
+    async with large:
+        began = process_time()
+        await work.enqueue(1, "x" * 1_000_000)
+        assert process_time() - began < 0.1
+        assert (await work.enqueue(1, "y" * 1_000_000)).outcome is KEPT
 
 
 # ── in sight ──────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,8 @@ import pytest
 
 from onejob import App, Outcome, State, Task, Unique
 from onejob.errors import InvalidCall
-from onejob.stores.sql.sqlite import SQLiteStore
+from onejob.stores.sqlite.store import SQLiteStore
+from onejob.tasks.task import builder_of
 from onejob.testing import Clock
 from tests.system.scenarios.stage import Stage, run_due
 
@@ -51,7 +52,7 @@ async def test_the_same_key_answers_with_the_existing_job(app: App, stage: Stage
 async def test_scope_incomplete_matches_until_the_end(app: App, stage: Stage) -> None:
     """S3.5: waiting and running jobs match, a finished one does not; this is the default."""
     process = processing(app, stage)
-    assert process.options(key="k").policy == Unique(key="k", until="finish")
+    assert builder_of(process.options(key="k")).policy == Unique(key="k", until="finish")
     start = process.options(key="k", unique=INCOMPLETE)
     stage.close()
     first = await start.enqueue(1)
@@ -118,7 +119,7 @@ async def test_pruning_does_not_shorten_a_window(app: App, stage: Stage, clock: 
     first = await start.enqueue(1)
     await run_due(app)
     clock.advance("8d")  # completed jobs are kept for 7
-    await app.prune()
+    await app.maintenance.prune()
     again = await start.enqueue(1)
     assert (again.outcome, again.job.id) == (KEPT, first.job.id)
     clock.advance("22d")

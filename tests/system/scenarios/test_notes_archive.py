@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from onejob import App, Outcome, Retry, State, Task, Unique
-from onejob.stores.sql.sqlite import SQLiteStore
+from onejob.stores.sqlite.store import SQLiteStore
 from onejob.testing import Clock
 from tests.system.scenarios.stage import Stage, crash_in, live, run_due, until
 
@@ -180,7 +180,7 @@ async def test_many_embeddings_ask_for_one_maintenance(app: App, stage: Stage) -
     async with app.worker(concurrency=8):
         await stage.begun(1)
         while (await app.stats()).by_state[State.COMPLETED] < 100:
-            await app.store.wait(0.05)
+            await app._engine.store.wait(0.05)
         stage.open()
         await run_due(app)
     assert len(stage.runs) == 2
@@ -250,9 +250,9 @@ async def test_a_crash_does_not_block_the_key_for_good(app: App, stage: Stage, c
     assert [job.id for job in await crash_in(app)] == [asked.job.id]
 
     clock.advance("14s")
-    assert await app.sweep() == (0, 0)
+    assert await app.maintenance.sweep() == (0, 0)
     clock.advance("1s")
-    assert await app.sweep() == (1, 0)
+    assert await app.maintenance.sweep() == (1, 0)
     taken_back = await app.job(asked.job.id)
     assert (taken_back.state, taken_back.attempt) == (State.RETRYABLE, 1)
     assert taken_back.failures[0]["type"] == "LeaseExpired"
@@ -271,7 +271,7 @@ async def test_crashes_count_as_attempts_and_then_free_the_key(app: App, stage: 
     for _ in range(3):
         assert len(await crash_in(app)) == 1
         clock.advance("1m")
-        await app.sweep()
+        await app.maintenance.sweep()
         clock.advance("1m")
     dead = await app.job(asked.job.id)
     assert (dead.state, dead.attempt) == (State.DISCARDED, 3)
@@ -286,7 +286,7 @@ async def test_a_request_during_a_crashed_run_is_not_lost(app: App, stage: Stage
     late = await embed.enqueue("a", "new")
     assert late.outcome is Outcome.RERUN
     clock.advance("20s")
-    await app.sweep()
+    await app.maintenance.sweep()
     clock.advance("20s")
     await run_due(app)
     assert stage.runs == [("a", "new")]

@@ -12,7 +12,8 @@ import pytest
 
 from onejob import App, Duplicate, Outcome, Retry, State, Task, Unique, unique
 from onejob.errors import InvalidPolicy
-from onejob.stores.sql.sqlite import SQLiteStore
+from onejob.stores.sqlite.store import SQLiteStore
+from onejob.tasks.task import builder_of
 from onejob.testing import Clock
 from tests.system.scenarios.stage import Stage, run_due
 
@@ -233,7 +234,7 @@ def test_the_policy_is_said_where_the_task_is_registered() -> None:
     @app.task(unique=fluent)
     async def rebuild(tenant_id: str) -> None: ...
 
-    assert rebuild.policy == fluent.policy
+    assert builder_of(rebuild).policy == fluent.policy
     with pytest.raises(InvalidPolicy, match="tenant"):
         app.task(name="other", unique=Unique(by="tenant"))(lambda tenant_id: tenant_id)
 
@@ -257,7 +258,7 @@ async def test_skips_are_counted_per_task(app: App, stage: Stage) -> None:
             await refuse.enqueue()
     await send.explain(1)  # asking is not counted
     assert (await app.stats()).absorbed == {"send": {"kept": 7}, "refuse": {"rejected": 2}}
-    assert await app.absorbed(first.job) == 7
+    assert (await app.absorbed())[first.job.id] == 7
 
 
 async def test_each_skip_is_one_debug_line_with_task_and_key(

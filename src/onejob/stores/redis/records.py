@@ -1,126 +1,104 @@
-"""Jobs and marks as bytes, and back.
+"""Jobs and marks as stored, and back.
 
-A record begins with its revision, which every write changes, and the job's key, so that a script can compare
-the one and follow the other without knowing what a job is.
+A record begins with text that scripts read: the revision, the id of the write that made the record, whether a
+step on the job needs other rows of its key, and the key. The row of `columns` follows, packed.
 """
 
 from __future__ import annotations
 
-from dataclasses import astuple
+import random
 from datetime import datetime
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from onejob.job import Job, Mark, Retry, State
+from onejob.core.job import EPOCH, Job, Mark, State, Trait
+from onejob.stores.columns import INDEX, Unreadable, read_job, read_mark, write_job, write_mark
+from onejob.stores.salvage import _blank, salvage
 
-REVISION = 8  # bytes
-ID, RETRY, CHAIN = (Job.__struct_fields__.index(name) for name in ("id", "retry", "chain_id"))
+REVISION = 10  # digits
+WRITE = REVISION + 8  # the end of the id of the write
+KEY = WRITE + 1  # the beginning of the key
 
-Fields = tuple[
-    str,  # id
-    str,  # namespace
-    str,  # task
-    str,  # queue
-    State,
-    int,  # priority
-    datetime,  # run_at
-    int,  # place
-    datetime,  # created_at
-    bytes,  # args
-    bytes,  # meta
-    bytes,  # payload_digest
-    bytes,  # retry
-    str | None,  # chain_id, None if it is the id
-    float | None,  # timeout
-    int,  # attempt
-    datetime | None,  # started_at
-    datetime | None,  # finished_at
-    bytes | None,  # key
-    bytes | None,  # held_key
-    bytes | None,  # next_key
-    int,  # holds
-    int,  # traits
-    float | None,  # within
-    datetime | None,  # held_at
-    datetime | None,  # holds_until
-    datetime | None,  # latest_at
-    int | None,  # version
-    int,  # chain_index
-    str | None,  # parent_id
-    str | None,  # superseded_by
-    str | None,  # reason
-    int,  # token
-    str | None,  # worker
-    datetime | None,  # lease_until
-    bool,  # cancel_requested
-    bytes,  # errors
-    bytes | None,  # result
-    bytes | None,  # progress
-    datetime | None,  # expires_at
-    str | None,  # partition
-    int,  # replays
-    bytes | None,  # blockers
-    bytes | None,  # arrived
-    bytes | None,  # following
-]
-
+_KEY, _STATE, _STAND = INDEX["key"], INDEX["state"], INDEX["stand"]
+_NEEDS_ROWS = Trait.HAS_SUCCESSOR | Trait.MARKED
 _encode = msgspec.msgpack.Encoder().encode
-_fields = msgspec.msgpack.Decoder(Fields).decode
-_mark = msgspec.msgpack.Decoder(tuple[bytes, int | None, str, bool, datetime, int | None, str | None]).decode
+_decode = msgspec.msgpack.Decoder(list[Any]).decode
+_decode_mark = msgspec.json.Decoder(tuple[int | None, bool, int, int | None, str | None]).decode
 
 
-class Seen(msgspec.Struct, frozen=True, gc=False):
-    """A job as it was read, and the revision that it had then."""
-
-    revision: bytes
-    job: Job
+def new_write() -> bytes:
+    """Return an id by which a write is recognised after its reply was lost."""
+    return b"%08x" % random.getrandbits(32)  # a label
 
 
-@lru_cache(maxsize=1024)
-def write_retry(retry: Retry) -> bytes:
-    """Write a retry policy; there are few, so they are kept."""
-    return _encode(astuple(same(retry)))
+def write_record(job: Job, write: bytes) -> bytes:
+    """Return the record of a job."""
+    row = write_job(job)
+    row[_KEY] = None
+    key = b"" if job.key is None else job.key.hex().encode()
+    needs_rows = b"+" if job.traits & _NEEDS_ROWS else b"-"
+    return b"%010d%b%b%b:%b" % (job.revision, write, needs_rows, key, _encode(row))
 
 
-@lru_cache(maxsize=1024)
-def read_retry(data: bytes) -> Retry:
-    """Read a retry policy."""
-    return same(Retry(*msgspec.msgpack.decode(data)))
+def read_record(record: bytes, job_id: str) -> Job:
+    """Return the job of a record; raise Unreadable if it is damaged."""
+    try:
+        row = _read_row(record)
+    except (ValueError, LookupError, msgspec.MsgspecError) as error:
+        raise Unreadable([job_id], error) from error
+    return read_job(row)
 
 
-@lru_cache(maxsize=1024)
-def same(retry: Retry) -> Retry:
-    """Give one object for all that are equal, so that looking it up compares nothing."""
-    return retry
+def _read_row(record: bytes) -> list[Any]:
+    end = record.index(b":", KEY)
+    row = _decode(record[end + 1 :])
+    row[_KEY] = bytes.fromhex(record[KEY:end].decode()) if end > KEY else None
+    return row
 
 
-def write_job(job: Job, revision: bytes) -> bytes:
-    """Make the record of a job."""
-    fields: list[Any] = list(msgspec.structs.astuple(job))
-    fields[RETRY] = write_retry(job.retry)
-    if job.chain_id == job.id:
-        fields[CHAIN] = None
-    key = job.key or b""
-    return b"%b%c%b%b" % (revision, len(key), key, _encode(fields))
+def is_by(record: bytes | None, write: bytes) -> bool:
+    """Return whether a write made this record."""
+    return record is not None and record[REVISION:WRITE] == write
 
 
-def read_job(record: bytes) -> Seen:
-    """Make a job of its record."""
-    fields: list[Any] = list(_fields(record[REVISION + 1 + record[REVISION] :]))
-    fields[RETRY] = read_retry(fields[RETRY])
-    if fields[CHAIN] is None:
-        fields[CHAIN] = fields[ID]
-    return Seen(record[:REVISION], Job(*fields))
+def write_stored_mark(mark: Mark) -> str:
+    """Return a mark as text; it begins with the job that it names, which scripts read."""
+    _key, version, job, *rest = write_mark(mark)
+    return f"{job}:{msgspec.json.encode((version, *rest)).decode()}"
 
 
-def write_mark(mark: Mark) -> bytes:
-    """Make the record of a mark; it begins with the job that it names."""
-    job = mark.job.encode()
-    return b"%c%b%b" % (len(job), job, _encode(msgspec.structs.astuple(mark)))
+def read_stored_mark(key: bytes, text: str) -> Mark:
+    """Return the mark of a text."""
+    job, _, rest = text.partition(":")
+    version, *others = _decode_mark(rest)
+    return read_mark((key, version, job, *others))
 
 
-def read_mark(record: bytes) -> Mark:
-    """Make a mark of its record."""
-    return Mark(*_mark(record[1 + record[0] :]))
+# ── damaged records ───────────────────────────────────────────────────────────────────────────────
+
+
+def read_or_replace(record: bytes, job_id: str) -> Job:
+    """Return the job of a record; for a damaged one, a dead letter that is not stored takes its place."""
+    try:
+        return read_record(record, job_id)
+    except Unreadable as error:
+        _, discarded = repair(record, job_id, error, EPOCH)
+        return msgspec.structs.replace(discarded, revision=discarded.revision - 1)
+
+
+def repair(record: bytes, job_id: str, error: Unreadable, now: datetime) -> tuple[Job, Job]:
+    """Return what is known of a damaged job as it was, and the dead letter that replaces it."""
+    row = write_job(_blank(job_id))
+    try:
+        found = _read_row(record)
+        row = [*found, *row[len(found) :]]
+    except (ValueError, LookupError, msgspec.MsgspecError):  # nothing of it can be read
+        row[_STATE] = State.AVAILABLE
+    digits = record[:REVISION]
+    revision = int(digits) if digits.isdigit() else 0
+    after = msgspec.structs.replace(salvage(row, error, now), id=job_id, revision=revision + 1)
+    state = State(row[_STATE]) if row[_STATE] in list(State) else State.AVAILABLE
+    stand = row[_STAND] if row[_STAND] in {0, 1} else None
+    before = msgspec.structs.replace(after, state=state, stand=stand, revision=revision)
+    return before, after

@@ -1,7 +1,7 @@
 """Redis and Valkey: one server, or a cluster in which a key and its jobs share a bucket.
 
-Decisions are made in Python on what was seen, and written by a script that first makes sure that it is still
-so. A step is thus atomic, and a lost race costs one more round, never an answer that is not true.
+Steps are decided in Python on the rows seen, and written by a script that first makes sure that the rows are
+unchanged. So each step is atomic, and a lost race costs one more round trip.
 """
 
 from __future__ import annotations
@@ -9,259 +9,300 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from onejob.errors import ForeignConnection, NoTransactions, OnejobError
-from onejob.forks import generation
-from onejob.job import Job, View
-from onejob.limits import Rate
-from onejob.stores.bell import Bell
-from onejob.stores.contract import Counts, Filter, Finding, Guarantees, Lease, Schema, Step, Tally
-from onejob.stores.redis import flows, health, reading
-from onejob.stores.redis.engine import Engine, ServerClock
-from onejob.stores.redis.flows import Flow, Ground
-from onejob.stores.redis.target import CLUSTER_BUCKETS, read_target
+from onejob.core.job import Job
+from onejob.core.leasing import Lease
+from onejob.core.step import Step, View
+from onejob.errors import OnejobError
+from onejob.stores.contract import Counts, Finding, Guarantees, Leased, Observation, Schema, Tally
+from onejob.stores.fork_generation import generation
+from onejob.stores.gathering import Gathering
+from onejob.stores.per_loop import Loops
+from onejob.stores.queries import Query
+from onejob.stores.redis import health, reads
+from onejob.stores.redis.clearing import clear
+from onejob.stores.redis.clock import ServerClock
+from onejob.stores.redis.cluster import Nodes
+from onejob.stores.redis.connection import AsyncConnections, Connections
+from onejob.stores.redis.errors import is_lost
+from onejob.stores.redis.layout import Keyspace
+from onejob.stores.redis.lease import lease
+from onejob.stores.redis.observations import forget, observations, observe
+from onejob.stores.redis.steps import Flow, apply
+from onejob.stores.redis.url import Target, read_url
+from onejob.stores.store_clock import Clock, StoreClock
+from onejob.stores.wakeup import Wakeup
 
 T = TypeVar("T")
 
-NO_TRANSACTION = (
-    "Redis has no transaction that a job could join: leave connection= out, "
-    "or keep jobs beside your data in SQLite or PostgreSQL."
-)
-NO_TRANSACTIONS = "Redis has no transactions: use SQLite or PostgreSQL for this task."
+STORE_TIMEOUT = 10.0  # seconds in which a round trip must end
+CLOSING = 1.0  # seconds that closing waits for another event loop
+
+
+class OfLoop:
+    """What one event loop has: connections, and the steps of callers that wait for each other."""
+
+    def __init__(self, nodes: Nodes, space: Keyspace, clock: ServerClock) -> None:
+        self.connections = AsyncConnections(nodes, clock)
+        self.gathering = Gathering(lambda steps: self.connections.run(apply(steps, space)), is_lost)
+        self.cut = self.connections.cut
+
+
+class Opened:
+    """The open store: connections of threads and of event loops."""
+
+    def __init__(self, target: Target, space: Keyspace, clock: ServerClock) -> None:
+        self.generation = generation()
+        nodes = Nodes(target, [bucket.tag for bucket in space.buckets])
+        nodes.refresh()
+        self.connections = Connections(nodes, clock)
+        self.server = health.Server(nodes, space, self.connections)
+        self._loops = Loops(lambda: OfLoop(nodes, space, clock))
+
+    @property
+    def here(self) -> OfLoop:
+        """What the running event loop has."""
+        return self._loops.here()
+
+    async def close(self) -> None:
+        """Close every connection, each on the loop that it belongs to."""
+        self.connections.close()
+        here = asyncio.get_running_loop()
+        for loop, own in self._loops.items():
+            if loop is here:
+                await own.connections.close()
+            elif loop.is_closed():
+                own.cut()
+            elif loop.is_running():
+                closing = asyncio.run_coroutine_threadsafe(own.connections.close(), loop)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(asyncio.wrap_future(closing), CLOSING)
 
 
 class RedisStore:
     """A store on a Redis or Valkey server."""
 
     def __init__(
-        self, url: str, *, admission_timeout: float = 5.0, clock: Callable[[], datetime] | None = None
+        self,
+        url: str,
+        *,
+        admission_timeout: float = 5.0,
+        store_timeout: float = STORE_TIMEOUT,
+        clock: Clock | None = None,
     ) -> None:
-        self._target = read_target(url)
+        self._target = read_url(url, store_timeout)
         self._server_clock = ServerClock()
-        self._clock = clock
-        buckets = self._target.buckets or (CLUSTER_BUCKETS if self._target.cluster else 1)
-        self._ground = Ground(self._target.prefix, buckets, clock or self._server_clock, admission_timeout)
-        self._bell = Bell()
+        self._clock = StoreClock(self._server_clock, clock)
+        self._space = Keyspace(self._target.prefix, self._target.buckets, self._clock, admission_timeout)
+        self._wakeup = Wakeup()
         self._opening = threading.Lock()
-        self._engine: Engine | None = None
+        self._opened: Opened | None = None
         self._guarantees: Guarantees | None = None
 
     @property
     def guarantees(self) -> Guarantees:
-        """Declare strength and durability, as the server's settings are."""
+        """The store's strength and durability, as the server is set."""
         if self._guarantees is None:
-            with closing_spare(self._look_only()) as engine:
-                self._guarantees = health.declare(health.inspect(engine), cluster=self._target.cluster)
+            with self._examining() as server:
+                self._guarantees = health.declare(server.facts(), cluster=self._target.cluster)
         return self._guarantees
 
     def now(self) -> datetime:
-        """Tell the server's time."""
-        if self._clock is not None:
-            return self._clock()
-        if self._engine is None:
+        """Return the server's time."""
+        if self._clock.given is None and not self._server_clock.is_set:
             self._open()
-        return self._server_clock()
+        return self._clock()
 
-    # ── writing ───────────────────────────────────────────────────────────────────────────────────
+    def use_clock(self, clock: Clock | None) -> Clock | None:
+        """Take the time from another clock; return the one before."""
+        return self._clock.use(clock)
 
-    async def apply(self, steps: Sequence[Step]) -> list[Any]:
-        """Run steps in scripts that they share with whoever else is waiting."""
+    # ── steps ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def apply(self, steps: Sequence[Step[T]]) -> list[T | OnejobError]:
+        """Run steps, together with those of other callers that arrive meanwhile."""
         if not steps:
             return []
-        engine = self._ready or await self._opened()
-        answers = await engine.line.apply(steps, self._ground)
-        self._ring()
+        opened = self._ready or await self._open_async()
+        answers = await opened.here.gathering.apply(steps)
+        self._wakeup.notify()
         return answers
 
-    def apply_now(self, steps: Sequence[Step]) -> list[Any]:
-        """Run steps on the calling thread."""
+    def apply_sync(self, steps: Sequence[Step[T]]) -> list[T | OnejobError]:
+        """Blocking variant of `apply`."""
         if not steps:
             return []
-        engine = self._ready or self._open()
-        answers = engine.run(flows.apply(steps, self._ground))
-        self._ring()
+        opened = self._ready or self._open()
+        answers = opened.connections.run(apply(steps, self._space))
+        self._wakeup.notify()
         return answers
 
-    def apply_within_now(self, connection: Any, steps: Sequence[Step]) -> list[Any]:  # noqa: ARG002 - the contract's
-        """Refuse: there is no transaction to join."""
-        raise ForeignConnection(NO_TRANSACTION)
-
-    async def apply_within(self, connection: Any, steps: Sequence[Step]) -> list[Any]:
-        """Refuse: there is no transaction to join."""
-        return self.apply_within_now(connection, steps)
-
-    def transaction(self) -> AbstractAsyncContextManager[Any]:
-        """Refuse: a rollback would have nothing to roll back."""
-        raise NoTransactions(NO_TRANSACTIONS)
-
-    def transaction_now(self) -> AbstractContextManager[Any]:
-        """Refuse: a rollback would have nothing to roll back."""
-        raise NoTransactions(NO_TRANSACTIONS)
-
-    async def lease(self, wanted: Lease) -> list[Job]:
-        """Start due jobs, best first."""
-        return await self._await(flows.lease(wanted, self._ground))
-
-    async def turn(self, steps: Sequence[Step], wanted: Lease) -> tuple[list[Any], list[Job]]:
-        """Run steps, then start due jobs."""
-        return await self.apply(steps), await self.lease(wanted)
-
-    def tally(self, tallies: Sequence[Tally]) -> None:
-        """Add to the counters; without trying again, for what was counted must not count twice."""
-        if tallies:
-            self._open().run(reading.tally(tallies, self._ground), tries=1)
-
-    def tally_within_now(self, connection: Any, tallies: Sequence[Tally]) -> None:  # noqa: ARG002 - the contract's
-        """Refuse: there is no transaction to join."""
-        raise ForeignConnection(NO_TRANSACTION)
-
-    async def tally_within(self, connection: Any, tallies: Sequence[Tally]) -> None:
-        """Refuse: there is no transaction to join."""
-        self.tally_within_now(connection, tallies)
+    async def lease(self, wanted: Lease, after: Sequence[Step[Any]] = ()) -> Leased:
+        """Apply steps and start due jobs, in one round trip and one more for the starts."""
+        leased = await self._run(lease(wanted, after, self._space))
+        if after:
+            self._wakeup.notify()
+        return leased
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
 
     async def look(self, key: bytes) -> View:
-        """Show who stands for a key."""
-        return await self._await(reading.look(key, self._ground))
+        """Return the jobs and the mark of a key."""
+        return await self._run(reads.look(key, self._space))
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
-        """Read jobs by id."""
-        return await self._await(reading.get(ids, self._ground))
-
-    async def find(self, wanted: Filter) -> list[Job]:
-        """List jobs."""
-        return await self._await(reading.find(wanted, self._ground))
+        """Return jobs by id."""
+        return await self._run(reads.get(ids, self._space)) if ids else []
 
     async def tails(self, chains: Sequence[str]) -> list[Job | None]:
-        """Read the last job of each chain."""
-        return await self._await(reading.tails(chains, self._ground)) if chains else []
+        """Return the last job of each chain."""
+        return await self._run(reads.tails(chains, self._space)) if chains else []
 
-    async def settings(self, namespace: str, kind: str) -> dict[str, bytes]:
-        """Read what was decided at run time."""
-        return await self._await(reading.settings(namespace, kind, self._ground))
-
-    async def put_setting(self, namespace: str, kind: str, name: str, value: bytes | None) -> None:
-        """Write one such decision, or take it back."""
-        await self._await(reading.put_setting(namespace, kind, name, value, self._ground))
-        self._ring()
+    async def find(self, query: Query) -> list[Job]:
+        """Return the jobs that a query names."""
+        return await self._run(reads.find(query, self._space))
 
     async def counts(self, namespace: str) -> Counts:
         """Count jobs."""
-        return await self._await(reading.counts(namespace, self._ground))
+        return await self._run(reads.counts(namespace, self._space))
 
-    async def tallies(self, namespace: str) -> list[Tally]:
-        """Read the counters."""
-        return await self._await(reading.tallies(namespace, self._ground))
-
-    async def fold(self, namespace: str) -> int:
-        """Add the counters of jobs that are gone to those of no job."""
-        return await self._await(reading.fold(namespace, self._ground))
-
-    async def next_due(self, namespace: str, rates: Mapping[str, Rate] | None = None) -> datetime | None:
-        """Tell when the next timed job is due, or a queue may start one again."""
-        return await self._await(reading.next_due(namespace, rates or {}, self._ground))
-
-    def pulse(self) -> int:
-        """Note how often something has changed, as far as it was heard."""
-        return self._bell.rings
+    def position(self) -> int:
+        """Return how many changes were noticed."""
+        return self._wakeup.count
 
     async def wait(self, timeout: float, since: int | None = None) -> None:
         """Wait until this process changes something, or another says that it did."""
-        rings = self._bell.rings if since is None else since
-        engine = await self._opened()
-        engine.line.listen(self._ground.channel, self._ground.voice, self._hear)
-        await self._bell.wait(timeout, rings)
+        position = self.position() if since is None else since
+        opened = self._ready or await self._open_async()
+        opened.here.connections.listen(self._space, self._wakeup.notify)
+        await self._wakeup.wait(timeout, position)
 
-    def _hear(self, record: bytes) -> None:
-        """Hear that another process has changed something, or made this job."""
-        self._ground.offers.hear(record)
-        self._bell.ring()
+    # ── counters and settings ─────────────────────────────────────────────────────────────────────
 
-    def _ring(self) -> None:
-        self._ground.offers.forget()
-        self._bell.ring()
+    def count(self, tallies: Sequence[Tally], batch: str = "") -> None:
+        """Add to the counters."""
+        if tallies:
+            self._open().connections.run(reads.count(tallies, self._space, batch))
 
-    # ── opening and closing ───────────────────────────────────────────────────────────────────────
+    async def tallies(self, namespace: str) -> list[Tally]:
+        """Return the counters."""
+        return await self._run(reads.tallies(namespace, self._space))
 
-    async def _await(self, flow: Flow[T]) -> T:
-        return await (self._ready or await self._opened()).line.run(flow)
+    async def fold(self, namespace: str) -> int:
+        """Add the counters of jobs that are gone to those of no job."""
+        return await self._run(reads.fold(namespace, self._space))
 
-    async def _opened(self) -> Engine:
-        """Open the store on another thread, so that nobody here waits for the network."""
-        if (engine := self._ready) is not None:
-            return engine
-        return await asyncio.to_thread(self._open)
+    async def observe(self, observations: Sequence[Observation], most: int) -> None:
+        """Write observations, and keep the newest of each subject."""
+        await self._run(observe(observations, most, self._space))
 
-    @property
-    def _ready(self) -> Engine | None:
-        """The open store, if it is open in this process."""
-        engine = self._engine
-        return engine if engine is not None and engine.generation == generation() else None
+    def observe_sync(self, observations: Sequence[Observation], most: int) -> None:
+        """Blocking variant of `observe`."""
+        self._open().connections.run(observe(observations, most, self._space))
 
-    def _open(self) -> Engine:
-        if (engine := self._ready) is not None:
-            return engine
-        with self._opening:
-            engine = self._engine = self._ready or self._prepared()
-            return engine
+    async def observations(
+        self, namespace: str, kind: str, *, subject: str | None = None, limit: int = 100
+    ) -> list[Observation]:
+        """Return observations, newest first."""
+        return await self._run(observations(namespace, kind, subject, limit, self._space))
 
-    def _prepared(self) -> Engine:
-        """Connect, refuse what cannot be used, and write down how jobs are laid out."""
-        engine = self._look_only()
-        try:
-            health.prepare(engine, self._ground)
-        except BaseException:
-            engine.close_spare()
-            raise
-        return engine
+    def observations_sync(
+        self, namespace: str, kind: str, *, subject: str | None = None, limit: int = 100
+    ) -> list[Observation]:
+        """Blocking variant of `observations`."""
+        return self._open().connections.run(observations(namespace, kind, subject, limit, self._space))
 
-    def _look_only(self) -> Engine:
-        engine = Engine(self._target, self._ground, self._server_clock)
-        engine.nodes.refresh()
-        return engine
+    async def forget(self, namespace: str, kind: str, *, before: datetime, most: int) -> int:
+        """Remove old observations, and those beyond the newest."""
+        return await self._run(forget(namespace, kind, before, most, self._space))
+
+    async def starts(self, namespace: str, queue: str, since: datetime) -> list[datetime]:
+        """Return when jobs of a queue that has a rate have started."""
+        return await self._run(reads.starts(namespace, queue, since, self._space))
+
+    async def settings(self, namespace: str, kind: str) -> dict[str, bytes]:
+        """Return the settings of a kind."""
+        return await self._run(reads.settings(namespace, kind, self._space))
+
+    async def put_setting(self, namespace: str, kind: str, name: str, value: bytes | None) -> None:
+        """Write a setting, or remove it."""
+        await self._run(reads.put_setting(namespace, kind, name, value, self._space))
+        self._wakeup.notify()
+
+    async def clear(self, namespace: str) -> None:
+        """Remove counters, observations, settings and recorded starts."""
+        await self._run(clear(namespace, self._space))
+
+    # ── administration ────────────────────────────────────────────────────────────────────────────
 
     def schema(self) -> Schema:
-        """Tell the version of the layout, without making any."""
-        with closing_spare(self._look_only()) as engine:
-            return health.schema(engine, self._ground)
+        """Return the version of the layout, without writing any."""
+        with self._examining() as server:
+            return health.schema(server)
 
     def migrate(self) -> Schema:
-        """Write the layout's version down; opening does the same."""
+        """Write the version of the layout; opening does the same."""
         self._open()
         return self.schema()
 
     def migration_sql(self) -> str:
-        """Write nothing: there are no tables, and what is missing is made by its first use."""
+        """Return nothing: there are no tables."""
         return ""
 
     async def examine(self) -> list[Finding]:
-        """Look at the server, its settings and its indexes."""
+        """Examine the server, its settings and the indexes."""
         return await asyncio.to_thread(self._examine)
 
     def _examine(self) -> list[Finding]:
         try:
-            with closing_spare(self._look_only()) as engine:
-                return health.examine(engine, self._ground)
+            with self._examining() as server:
+                return health.examine(server)
         except OnejobError as error:
             return [Finding("server", "fail", str(error), health.UNREACHABLE)]
 
-    async def close(self) -> None:
-        """Cut the connections."""
+    @contextlib.contextmanager
+    def _examining(self) -> Iterator[health.Server]:
+        """Yield the server over connections of its own, without opening the store."""
+        opened = Opened(self._target, self._space, self._server_clock)
+        try:
+            yield opened.server
+        finally:
+            opened.connections.close()
+
+    # ── opening and closing ───────────────────────────────────────────────────────────────────────
+
+    async def _run(self, flow: Flow[T]) -> T:
+        return await (self._ready or await self._open_async()).here.connections.run(flow)
+
+    @property
+    def _ready(self) -> Opened | None:
+        """The open store, if it was opened in this process."""
+        opened = self._opened
+        return opened if opened is not None and opened.generation == generation() else None
+
+    async def _open_async(self) -> Opened:
+        return await asyncio.to_thread(self._open)
+
+    def _open(self) -> Opened:
+        """Connect, and refuse what cannot be used."""
         with self._opening:
-            engine, self._engine = self._engine, None
-        if engine is not None and engine.generation == generation():
-            await engine.close()
+            opened = self._ready
+            if opened is None:
+                opened = Opened(self._target, self._space, self._server_clock)
+                try:
+                    health.prepare(opened.server)
+                except BaseException:
+                    opened.connections.close()
+                    raise
+                self._opened = opened
+            return opened
 
-
-@contextlib.contextmanager
-def closing_spare(engine: Engine) -> Iterator[Engine]:
-    """Use an engine for a look from this thread only."""
-    try:
-        yield engine
-    finally:
-        engine.close_spare()
+    async def close(self) -> None:
+        """Close the connections."""
+        with self._opening:
+            opened, self._opened = self._opened, None
+        if opened is not None and opened.generation == generation():
+            await opened.close()

@@ -1,14 +1,12 @@
--- Show the last job of each chain: its last continuation, else the first job, which has its id.
+-- Return the record of the last job of each chain: its last continuation, or its first job, whose id is the chain's.
 --
--- KEYS  jobs · chain, place in it and id of every continuation, in order
--- ARGV  the chains
+-- KEYS  jobs, chains (chain, index and id of each continuation, in order)
+-- ARGV  the ids of the chains
 
 local call, jobs, chains = redis.call, KEYS[1], KEYS[2]
-local POSITION = 10 -- digits of a continuation's place in its chain
-local shown = {}
+local records = {}
 for i, chain in ipairs(ARGV) do
-  local first = chain .. '\0'
-  local last = call('ZREVRANGEBYLEX', chains, '(' .. first .. '\255', '[' .. first, 'LIMIT', 0, 1)[1]
-  shown[i] = call('HGET', jobs, last and string.sub(last, #first + POSITION + 1) or chain)
+  local last = call('ZREVRANGEBYLEX', chains, '(' .. chain .. '!', '[' .. chain .. ' ', 'LIMIT', 0, 1)[1]
+  records[i] = call('HGET', jobs, last and string.match(last, '[^ ]+$') or chain)
 end
-return shown
+return records

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
-_HERE = files(__package__)
-_BLOCK = re.compile(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", re.MULTILINE | re.DOTALL)
+_STORES = files("onejob.stores")
+_BLOCK = re.compile(r"^-- name: (\w+)\n(.*?);$", re.MULTILINE | re.DOTALL)
 
 
 @cache
 def statements(dialect: str) -> Mapping[str, str]:
-    """Return the statements of `<dialect>.sql` by name."""
-    text = (_HERE / f"{dialect}.sql").read_text()
-    return {name: body.strip().removesuffix(";") for name, body in _BLOCK.findall(text)}
+    """Return the statements of a dialect by name."""
+    text = (_STORES / dialect / "statements.sql").read_text()
+    return dict(_BLOCK.findall(text))
 
 
 @cache
 def migrations(dialect: str) -> Mapping[int, str]:
     """Return the migrations of a dialect by number, in order."""
-    found = {int(file.name[:4]): file.read_text() for file in (_HERE / "migrations" / dialect).iterdir()}
+    found = {int(file.name[:4]): file.read_text() for file in (_STORES / dialect / "migrations").iterdir()}
     return dict(sorted(found.items()))

@@ -1,0 +1,1 @@
+"""A shop that keeps its jobs in Django's own database."""

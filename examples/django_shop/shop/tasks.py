@@ -1,0 +1,26 @@
+"""Tasks of Django's own Tasks framework, which onejob runs."""
+
+from typing import Any
+
+try:
+    from django.tasks import task
+except ImportError:
+    from django_tasks import task
+
+
+@task(queue_name="mail", priority=5)
+def greet(name: str) -> str:
+    """Return a greeting."""
+    return f"Hello {name}"
+
+
+@task(takes_context=True)
+async def count(context: Any, numbers: list[int]) -> int:
+    """Return a sum, and the number of this attempt."""
+    return sum(numbers) + int(context.attempt)
+
+
+@task
+def fail() -> None:
+    """Raise."""
+    raise ValueError("no stock")

@@ -1,0 +1,136 @@
+"""`app.activity`: which workers are alive, what happened last, what was absorbed, and what could be."""
+
+from __future__ import annotations
+
+import builtins
+from datetime import timedelta
+
+from onejob.app.values import read_key
+from onejob.core.durations import Duration, duration
+from onejob.engine.absorbed_log import KIND, AbsorbedRequest, read_entry
+from onejob.engine.audit import Release, read_releases
+from onejob.engine.engine import Engine
+from onejob.engine.presence import WorkerStatus, read_workers
+from onejob.observe.advice import Advice, advise
+from onejob.observe.recent import Filters, Recent, read_recent
+from onejob.tasks.registry import Registry
+
+
+class Activity:
+    """What happens in an app's namespace: `app.activity`."""
+
+    def __init__(self, engine: Engine, registry: Registry) -> None:
+        self._engine = engine
+        self._registry = registry
+
+    async def workers(self) -> builtins.list[WorkerStatus]:
+        """Return the workers that have not stopped in order, those seen last first.
+
+        A worker writes its row every 5 seconds: `is_alive` says whether one was seen within two heartbeats.
+        """
+        return await read_workers(self._engine)
+
+    def workers_sync(self) -> builtins.list[WorkerStatus]:
+        """Blocking variant of `workers`."""
+        return self._engine.run_sync(self.workers())
+
+    async def absorbed(self, *, key: str | None = None, limit: int = 100) -> builtins.list[AbsorbedRequest]:
+        """Return the log of absorbed requests, newest first.
+
+        Args:
+            key: Only requests with this key, in hexadecimal digits.
+            limit: How many entries to return at most; the log keeps 100 per key and 10,000 in all.
+        """
+        self._engine.counters.flush()
+        found = await self._engine.store.observations(self._engine.namespace, KIND, subject=key, limit=limit)
+        return [read_entry(one) for one in found]
+
+    def absorbed_sync(self, *, key: str | None = None, limit: int = 100) -> builtins.list[AbsorbedRequest]:
+        """Blocking variant of `absorbed`."""
+        return self._engine.run_sync(self.absorbed(key=key, limit=limit))
+
+    async def releases(self, *, key: str | None = None, limit: int = 100) -> builtins.list[Release]:
+        """Return the audit log of manual releases, newest first.
+
+        Args:
+            key: Only releases of this key, in hexadecimal digits.
+            limit: How many to return at most; they are kept for a year.
+        """
+        return await read_releases(self._engine, key, limit)
+
+    def releases_sync(self, *, key: str | None = None, limit: int = 100) -> builtins.list[Release]:
+        """Blocking variant of `releases`."""
+        return self._engine.run_sync(self.releases(key=key, limit=limit))
+
+    async def recent(
+        self,
+        *,
+        since: Recent | None = None,
+        wait: Duration | None = None,
+        task: str | None = None,
+        queue: str | None = None,
+        key: str | None = None,
+        outcome: str | None = None,
+        limit: int = 100,
+    ) -> Recent:
+        """Return what happened to jobs and requests: the last events, or those since an earlier look.
+
+        It reads the store, so it sees what all processes do. A look reads at most 1,000 rows of each list.
+        A run that started and ended between two looks is shown by its end.
+
+        Args:
+            since: An earlier answer, to continue from there.
+            wait: How long to wait at first until something may have changed.
+            task: Only events of this task.
+            queue: Only events in this queue.
+            key: Only events of this key, in hexadecimal digits.
+            outcome: Only requests with this outcome, such as "kept".
+            limit: How many events to return at most, the newest ones.
+
+        Raises:
+            InvalidCall: The key cannot be read.
+
+        Example:
+            >>> look = await app.activity.recent()
+            >>> look = await app.activity.recent(since=look, wait="1s")
+        """
+        filters = Filters(task, queue, None if key is None else read_key(key), outcome)
+        pause = timedelta() if wait is None else duration(wait)
+        return await read_recent(self._engine, filters, since, limit, pause)
+
+    def recent_sync(
+        self,
+        *,
+        since: Recent | None = None,
+        wait: Duration | None = None,
+        task: str | None = None,
+        queue: str | None = None,
+        key: str | None = None,
+        outcome: str | None = None,
+        limit: int = 100,
+    ) -> Recent:
+        """Blocking variant of `recent`."""
+        looking = self.recent(
+            since=since, wait=wait, task=task, queue=queue, key=key, outcome=outcome, limit=limit
+        )
+        return self._engine.run_sync(looking)
+
+    async def advice(
+        self, *, task: str | None = None, since: Duration = timedelta(hours=1)
+    ) -> builtins.list[Advice]:
+        """Return which policy would have absorbed repeated requests, and which keys match never or always.
+
+        Args:
+            task: Only advice for this task.
+            since: How far back to look; requests are recorded for a day.
+
+        Returns:
+            The advice with the most absorbed requests first; tasks without any say how many were looked at.
+        """
+        return await advise(self._engine, self._registry, task=task, within=duration(since))
+
+    def advice_sync(
+        self, *, task: str | None = None, since: Duration = timedelta(hours=1)
+    ) -> builtins.list[Advice]:
+        """Blocking variant of `advice`."""
+        return self._engine.run_sync(self.advice(task=task, since=since))

@@ -1,0 +1,55 @@
+"""Read the filters of `app.jobs`, and list chains."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from onejob.app.values import read_key, read_state
+from onejob.core.holds import phase
+from onejob.core.job import Job, State
+from onejob.core.text import is_name
+from onejob.engine.engine import Engine
+from onejob.errors import InvalidCall
+from onejob.stores.queries import ByKey, Listed
+
+PAGE = 500
+
+
+def read_filters(
+    namespace: str,
+    state: State | str | Collection[State | str],
+    key: str | bytes | None,
+    *,
+    queue: str | None,
+    task: str | None,
+    **page: Any,
+) -> Listed | ByKey:
+    """Return the query of `app.jobs`; raise InvalidCall for a filter that cannot be read."""
+    states = [state] if isinstance(state, str) else state
+    for what, name in (("queue", queue), ("task", task)):
+        if name is not None and not is_name(name):
+            raise InvalidCall(f"{what}={name!r} can name no {what}: write printable text.")
+    chosen: dict[str, Any] = {
+        "namespace": namespace,
+        "states": frozenset(read_state(name) for name in states),
+        "queue": queue,
+        "task": task,
+        **page,
+    }
+    return Listed(**chosen) if key is None else ByKey(key=read_key(key), **chosen)
+
+
+async def list_chains(engine: Engine, state: State | str | None, limit: int) -> list[Job]:
+    """Return the last jobs of chains, newest chain first; only chains in a state, if one is given."""
+    wanted = None if state is None else read_state(state)
+    found: list[Job] = []
+    offset = 0
+    while len(found) < limit:
+        page = await engine.find(Listed(namespace=engine.namespace, limit=PAGE, offset=offset))
+        tails = await engine.tails([job.id for job in page if not job.chain_index])
+        found += [job for job in tails if job is not None and wanted in {None, phase(job)}]
+        offset += len(page)
+        if len(page) < PAGE:
+            break
+    return found[:limit]

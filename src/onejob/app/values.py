@@ -1,0 +1,84 @@
+"""Read the values that callers pass to the app."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+from urllib.parse import urlsplit
+
+from onejob.core.durations import Duration, duration
+from onejob.core.fluent import Fluent, policy_of
+from onejob.core.job import Retention, Retry, State
+from onejob.core.policy import Unique
+from onejob.core.text import is_name
+from onejob.errors import InvalidCall, InvalidPolicy
+
+
+class WorkerOptions(TypedDict, total=False):
+    """The options of `App.worker`."""
+
+    concurrency: int
+    queues: Collection[str] | Mapping[str, int] | None
+    lease: Duration
+    grace: Duration
+    drain: bool
+    name: str | None
+    processes: int | None
+    imported_as: str | None
+    liveness_file: str | Path | None
+
+
+def seconds(value: Duration) -> float:
+    """Return a duration in seconds."""
+    return duration(value).total_seconds()
+
+
+def read_state(name: State | str) -> State:
+    """Return a state by its name; raise InvalidCall for an unknown one."""
+    try:
+        return State(name)
+    except ValueError:
+        raise InvalidCall(f"{name!r} is no state: write one of {', '.join(State)}.") from None
+
+
+def read_key(key: str | bytes) -> bytes:
+    """Return a key as bytes; raise InvalidCall for text that is not hexadecimal."""
+    if isinstance(key, bytes):
+        return key
+    try:
+        return bytes.fromhex(key)
+    except ValueError:
+        raise InvalidCall(
+            f"{key!r} is not a key: give its hexadecimal digits, as Admission.key shows them."
+        ) from None
+
+
+class Defaults(NamedTuple):
+    """The policies of tasks that declare none."""
+
+    unique: Unique | None
+    retry: Retry
+    retention: Retention
+
+
+def read_defaults(
+    unique: Unique | Fluent | bool | None,  # noqa: FBT001 - as `unique=True` is written
+    retry: Retry | None,
+    retention: Mapping[State | str, Duration] | None,
+) -> Defaults:
+    """Return the policies that an app gives its tasks."""
+    return Defaults(policy_of(unique), retry or Retry(), Retention().changed(retention or {}))
+
+
+def read_namespace(name: str) -> str:
+    """Return a namespace; raise InvalidPolicy if it cannot be printed."""
+    if name and not is_name(name):
+        raise InvalidPolicy(f"namespace={name!r}: a namespace is printable text.")
+    return name
+
+
+def shown(url: str) -> str:
+    """Return a URL without user, password and options."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

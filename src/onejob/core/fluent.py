@@ -1,0 +1,129 @@
+"""The same policy said step by step: unique.by("tenant_id").until("finish").within("5m").or_update()."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from onejob.core.durations import Duration
+from onejob.core.job import State
+from onejob.core.merge import Reducer
+from onejob.core.policy import Edges, OnActive, Strength, Unique, Until
+from onejob.errors import InvalidPolicy
+
+
+class Fluent:
+    """The same policy said step by step: unique.by("tenant_id").until("finish").within("5m").or_update()."""
+
+    def __init__(self, **choices: Any) -> None:
+        self._choices = choices
+
+    @property
+    def policy(self) -> Unique:
+        """The policy that the steps add up to."""
+        return Unique(**self._choices)
+
+    def __repr__(self) -> str:
+        """Return the choices so far."""
+        return f"unique({', '.join(f'{name}={value!r}' for name, value in self._choices.items())})"
+
+    def _with(self, **choices: Any) -> Fluent:
+        return Fluent(**self._choices | choices)
+
+    def by(self, *names: str) -> Fluent:
+        """Name the arguments that make the same work; none for one job per task."""
+        return self._with(by=names)
+
+    def key(self, key: str | Callable[..., object]) -> Fluent:
+        """Give the key as a string or as a function of the arguments."""
+        return self._with(key=key)
+
+    def per_queue(self) -> Fluent:
+        """Let the queue be part of the key."""
+        return self._with(queue=True)
+
+    def meta(self, *names: str) -> Fluent:
+        """Let metadata fields be part of the key."""
+        return self._with(meta=names)
+
+    def family(self, name: str) -> Fluent:
+        """Share the key with other tasks of this family."""
+        return self._with(family=name)
+
+    def until(self, until: Until) -> Fluent:
+        """Hold until start, finish, failure or forever."""
+        return self._with(until=until)
+
+    def states(self, *states: State | str) -> Fluent:
+        """Hold in exactly these states."""
+        return self._with(states=states)
+
+    def within(self, window: Duration) -> Fluent:
+        """Let the hold lapse at this age."""
+        return self._with(within=window)
+
+    def or_keep(self) -> Fluent:
+        """Let a newcomer have the job that is there."""
+        return self._with(on_conflict="keep")
+
+    def or_reject(self) -> Fluent:
+        """Refuse a newcomer with Duplicate."""
+        return self._with(on_conflict="reject")
+
+    def or_update(self, *also: str) -> Fluent:
+        """Let a newcomer overwrite the waiting job's payload, and the fields named."""
+        return self._with(on_conflict="update", fields=also)
+
+    def or_replace(self, *, keep_schedule: bool = False) -> Fluent:
+        """Let a newcomer take the waiting job's place."""
+        return self._with(on_conflict="replace", keep_schedule=keep_schedule)
+
+    def while_active(self, on_active: OnActive) -> Fluent:
+        """Say what a newcomer does about an active holder."""
+        return self._with(on_active=on_active)
+
+    def version(self, name: str) -> Fluent:
+        """Let the highest value of this argument win."""
+        return self._with(version=name)
+
+    def merge(self, how: Mapping[str, str | Reducer] | Reducer, *, cap: int = 1000) -> Fluent:
+        """Combine payloads instead of overwriting them."""
+        return self._with(merge=how, merge_cap=cap)
+
+    def debounce(self, wait: Duration, max_wait: Duration | None = None) -> Fluent:
+        """Wait until requests are quiet."""
+        return self._with(on_conflict="update", wait=wait, max_wait=max_wait)
+
+    def throttle(self, every: Duration, edges: Edges = "first") -> Fluent:
+        """Admit one per window."""
+        return self._with(until="forever", within=every, edges=edges)
+
+    def bump(self) -> Fluent:
+        """Let a duplicate raise priority or bring the time forward."""
+        return self._with(bump=True)
+
+    def or_mismatch_error(self) -> Fluent:
+        """Refuse the same key with another payload."""
+        return self._with(on_mismatch="error")
+
+    def demand(self, strength: Strength) -> Fluent:
+        """Refuse stores that guarantee less."""
+        return self._with(strength=strength)
+
+    def in_shadow(self) -> Fluent:
+        """Judge and count, but admit."""
+        return self._with(shadow=True)
+
+
+unique = Fluent()
+
+
+def policy_of(value: Unique | Fluent | bool | None) -> Unique | None:  # noqa: FBT001 - unique=True is the shortest policy
+    """Read every form in which a policy may be given."""
+    if isinstance(value, Fluent):
+        return value.policy
+    if isinstance(value, bool):
+        return Unique() if value else None
+    if value is not None and not isinstance(value, Unique):
+        raise InvalidPolicy(f"unique={value!r} is no policy: write Unique(by=…), unique.by(…) or True.")
+    return value

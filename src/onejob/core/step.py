@@ -1,0 +1,72 @@
+"""A step: a pure function from a View (what a store shows) to Changes (what the store writes)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from onejob.core.job import Job, Mark, Trait
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class View(msgspec.Struct, frozen=True, gc=False):
+    """The rows that concern a step, as committed, at the store's time."""
+
+    now: datetime
+    job: Job | None = None
+    holder: Job | None = None
+    successor: Job | None = None
+    mark: Mark | None = None
+    marked: Job | None = None  # the job that the mark names
+    depth: int | None = None  # how many jobs wait in the queue that the step names
+
+
+class Changes(msgspec.Struct, Generic[T_co], frozen=True, gc=False):
+    """The step's answer, and the rows to write, in this order, as one atomic act."""
+
+    answer: T_co
+    updates: tuple[Job, ...] = ()
+    inserts: tuple[Job, ...] = ()
+    deletes: tuple[str, ...] = ()
+    mark: Mark | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (self.updates or self.inserts or self.deletes or self.mark)
+
+
+NO_CHANGES: Changes[None] = Changes(None)
+
+
+def answering(changes: Changes[Any], answer: T) -> Changes[T]:
+    """Return the same changes with another answer."""
+    return Changes(answer, changes.updates, changes.inserts, changes.deletes, changes.mark)
+
+
+class Step(msgspec.Struct, Generic[T_co], frozen=True):
+    """One atomic act on a job or on a key."""
+
+    act: Callable[[View], Changes[T_co]]
+    job_id: str | None = None
+    key: bytes | None = None
+    marks: bool = True  # whether the act needs the key's mark
+    alone: bool = False  # whether the act needs nothing but the job: no other row of its key
+    queue: tuple[str, str] | None = None  # namespace and queue whose number of waiting jobs the act needs
+    seen: Job | None = None  # the job as the caller last saw it
+
+    @property
+    def needs_no_reading(self) -> bool:
+        """Whether the job that the caller saw is all that the act needs.
+
+        A store may then act on it without reading, if it writes only while the row has the same revision.
+        A step that adds a successor or a mark raises the revision of the job that it concerns.
+        """
+        if self.seen is None:
+            return False
+        return self.alone or not self.seen.traits & (Trait.HAS_SUCCESSOR | Trait.MARKED)

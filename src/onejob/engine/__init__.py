@@ -1,0 +1,1 @@
+"""What every caller of a store shares: one place that applies steps and does the follow-up work."""

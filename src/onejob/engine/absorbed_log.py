@@ -1,0 +1,189 @@
+"""The log of absorbed requests: what was absorbed, when, by which job, and from which line of code.
+
+Requests that the same job absorbed for the same caller between two writes share an entry, which counts them.
+The store keeps the newest entries of each key, and all of them for a limited time.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import NamedTuple
+from uuid import uuid4
+
+import msgspec
+
+from onejob.core.decide import Request, Verdict
+from onejob.stores.contract import Observation, Observations, Tally
+
+KIND = "absorbed"
+KEPT_FOR = timedelta(days=7)  # unless the app says otherwise
+PER_KEY = 100  # entries that a key keeps
+PER_NAMESPACE = 10_000  # entries that a namespace keeps
+PER_WRITE = 200  # different entries between two writes; further ones are left out, and their share is stored
+INTERNAL = ("onejob.", "asyncio.", "concurrent.", "contextlib", "threading")  # modules that call for others
+
+
+class AbsorbedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An entry of the log: one request, or several alike, that an existing job serves.
+
+    Attributes:
+        at: When it was written, within a second of the request.
+        task: The task that was requested.
+        outcome: What happened to it, such as "kept"; "shadow:kept" if a shadow policy would have kept it.
+        reason: Why, in one sentence.
+        job: The id of the job that serves it.
+        request: The id that the request's own job would have had.
+        key: The key in hexadecimal; empty if the request had none.
+        digest: The digest of its payload, in hexadecimal.
+        payload_differs: Whether its payload differs from that of the job that held the key.
+        times: How many requests the entry stands for.
+        sampled: The share of entries that were stored at that time; 1 unless there were very many.
+        in_transaction: Whether it was made in a caller's transaction, which may have been rolled back.
+        host: The machine that made the request; empty if callers are not recorded.
+        process: The id of the process that made it.
+        line: The file and line that made it.
+        trace: The id of the OpenTelemetry trace that it belongs to.
+    """
+
+    at: datetime
+    task: str
+    outcome: str
+    reason: str
+    job: str
+    request: str
+    key: str = ""
+    digest: str = ""
+    payload_differs: bool = False
+    times: int = 1
+    sampled: float = 1.0
+    in_transaction: bool = False
+    host: str = ""
+    process: int = 0
+    line: str = ""
+    trace: str = ""
+
+
+class Absorbed(NamedTuple):
+    """An absorbed request with its answer, as it is counted and logged."""
+
+    request: Request
+    verdict: Verdict
+    outcome: str
+    job_id: str  # of the job that serves it
+
+    @property
+    def tally(self) -> Tally:
+        """What it adds to the counters."""
+        asked = self.request.job
+        return Tally(asked.namespace, asked.task, self.outcome, self.job_id, 1)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """An entry that waits to be written: the newest request, and how many there were."""
+
+    absorbed: Absorbed
+    line: str
+    times: int = 0
+    in_transaction: bool = False
+    trace: str = ""
+
+
+class AbsorbedLog:
+    """Collects absorbed requests in memory; `take` returns what is to be written."""
+
+    def __init__(self, *, records_callers: bool) -> None:
+        self._records_callers = records_callers
+        self._waiting: dict[tuple[str, str, str, int], Waiting] = {}
+        self._left_out = 0
+
+    def add(self, absorbed: Absorbed, *, in_transaction: bool) -> None:
+        """Add a request to the entry of its job, outcome and caller."""
+        name, line = find_caller() if self._records_callers else ("", 0)
+        index = (absorbed.job_id, absorbed.outcome, name, line)
+        waiting = self._waiting.get(index)
+        if waiting is None:
+            if len(self._waiting) >= PER_WRITE:
+                self._left_out += 1
+                return
+            waiting = self._waiting[index] = Waiting(absorbed, f"{name}:{line}" if name else "")
+        waiting.absorbed = absorbed
+        waiting.times += 1
+        waiting.in_transaction = in_transaction
+        waiting.trace = current_trace()
+
+    def take(self, clock: Callable[[], datetime]) -> list[Observation]:
+        """Return the entries collected so far, and begin anew; without any, do not ask for the time."""
+        if not self._waiting:
+            return []
+        waiting, left_out = list(self._waiting.values()), self._left_out
+        self._waiting, self._left_out = {}, 0
+        sampled = round(len(waiting) / (len(waiting) + left_out), 4) if left_out else 1.0
+        now = clock()
+        return [self._observe(one, now, sampled) for one in waiting]
+
+    def _observe(self, waiting: Waiting, now: datetime, sampled: float) -> Observation:
+        request, verdict, outcome, job_id = waiting.absorbed
+        asked = request.job
+        key = "" if asked.key is None else asked.key.hex()
+        entry = AbsorbedRequest(
+            at=now,
+            task=asked.task,
+            outcome=outcome,
+            reason=verdict.reason,
+            job=job_id,
+            request=asked.id,
+            key=key,
+            digest=asked.payload_digest.hex(),
+            payload_differs=verdict.payload_differs,
+            times=waiting.times,
+            sampled=sampled,
+            in_transaction=waiting.in_transaction,
+            host=hostname() if self._records_callers else "",
+            process=os.getpid() if self._records_callers else 0,
+            line=waiting.line,
+            trace=waiting.trace,
+        )
+        return Observation(asked.namespace, KIND, uuid4().hex, key, now, msgspec.json.encode(entry).decode())
+
+
+def read_entry(observation: Observation) -> AbsorbedRequest:
+    """Return an entry of the log as it was written."""
+    return msgspec.json.decode(observation.data, type=AbsorbedRequest)
+
+
+async def forget_entries(store: Observations, namespace: str, before: datetime) -> int:
+    """Remove the entries from before a time, and those beyond the limit of the namespace."""
+    return await store.forget(namespace, KIND, before=before, most=PER_NAMESPACE)
+
+
+@lru_cache(maxsize=1)
+def hostname() -> str:
+    """Return the name of this machine."""
+    return socket.gethostname()
+
+
+def find_caller() -> tuple[str, int]:
+    """Return the file and line outside of onejob that led here; empty if there is none."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if not frame.f_globals.get("__name__", "").startswith(INTERNAL):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return "", 0
+
+
+def current_trace() -> str:
+    """Return the id of the current OpenTelemetry trace; empty if there is none, or no OpenTelemetry."""
+    telemetry = sys.modules.get("opentelemetry.trace")
+    if telemetry is None:
+        return ""
+    context = telemetry.get_current_span().get_span_context()
+    return format(context.trace_id, "032x") if context.is_valid else ""

@@ -1,0 +1,256 @@
+"""Counters and log of absorbed requests: kept in memory, written to the store within a second and at exit.
+
+Recorded requests are written by the same timer, some seconds later.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+from uuid import uuid4
+
+from onejob.core.decide import DEDUPLICATED, Request, Verdict
+from onejob.engine.absorbed_log import PER_KEY, Absorbed, AbsorbedLog
+from onejob.engine.recorded_requests import PER_TASK, RequestRecorder
+from onejob.errors import StoreError
+from onejob.stores.contract import Counters, Observation, Observations, Tally
+from onejob.stores.fork_generation import generation
+
+log = logging.getLogger("onejob")
+
+FLUSH_AFTER = 0.5  # seconds
+EXIT_LIMIT = 2.0  # seconds that the end of a process waits for its stores
+
+Entry = tuple[str, str, str, str]
+
+
+class AbsorbedStore(Counters, Observations, Protocol):
+    """The part of a store that counts and logs absorbed requests."""
+
+    def now(self) -> datetime:
+        """Return the store's time."""
+
+
+class Admitting(Protocol):
+    """A step that decides about a request."""
+
+    @property
+    def request(self) -> Request:
+        """The request."""
+
+
+def is_absorbed(verdict: Verdict) -> bool:
+    """Return whether another request's job serves this request; a full queue serves none."""
+    return verdict.outcome in DEDUPLICATED and verdict.refusal != "full"
+
+
+def counted_outcome(verdict: Verdict) -> str | None:
+    """Return the outcome under which a request is counted as absorbed, or None if it is not counted.
+
+    A request that a shadow policy would have absorbed is counted as such, although it was admitted.
+    """
+    if verdict.shadow is not None:
+        return f"shadow:{verdict.shadow}"
+    return str(verdict.outcome) if is_absorbed(verdict) else None
+
+
+class AbsorbedCounters:
+    """Counts absorbed requests per task, outcome and the job that serves them."""
+
+    def __init__(
+        self,
+        store: AbsorbedStore,
+        *,
+        records_callers: bool = True,
+        make_recorder: Callable[[], RequestRecorder] | None = None,
+    ) -> None:
+        self._store = store
+        self._records_callers = records_callers
+        self._make_recorder = make_recorder
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._counts: dict[Entry, Tally] = {}
+        self._batches: dict[str, list[Tally]] = {}  # being written, or to be written again
+        self._log = AbsorbedLog(records_callers=self._records_callers)
+        self._recorder = None if self._make_recorder is None else self._make_recorder()
+        self._timer: threading.Timer | None = None
+        self._generation = generation()
+        if self._recorder is not None:
+            write_at_exit(self)
+
+    def count(self, one: Tally) -> None:
+        """Add to a counter; a timer writes it."""
+        self._reset_after_fork()
+        with self._lock:
+            self._add((one.namespace, one.task, one.outcome, one.job_id), one.count)
+            self._start_timer()
+
+    def absorb(self, one: Absorbed) -> None:
+        """Count an absorbed request and add it to the log; a timer writes both."""
+        self._reset_after_fork()
+        asked = one.request.job
+        with self._lock:
+            self._add((asked.namespace, asked.task, one.outcome, one.job_id), 1)
+            self._log.add(one, in_transaction=False)
+            self._start_timer()
+
+    def log(self, absorbed: Absorbed) -> None:
+        """Add a request of a caller's transaction, which counts it itself, to the log; a timer writes it."""
+        self._reset_after_fork()
+        with self._lock:
+            self._log.add(absorbed, in_transaction=True)
+            self._start_timer()
+
+    def record(self, steps: Sequence[Admitting], answers: Sequence[Any]) -> None:
+        """Record requests with their verdicts, for advice; errors are passed over.
+
+        A timer writes them when a row is due. One request or a few start no timer: they are written with the
+        next ones, or at the end.
+        """
+        if self._recorder is None:
+            return
+        self._reset_after_fork()
+        with self._lock:
+            for step, answer in zip(steps, answers, strict=True):
+                if isinstance(answer, Verdict) and answer.refusal != "full":
+                    self._recorder.add(step.request, answer)
+            if self._recorder.is_due():
+                self._start_timer()
+
+    def _add(self, entry: Entry, number: int) -> None:
+        """Add to a counter, with the time of its first and its last request."""
+        now, known = self._store.now(), self._counts.get(entry)
+        count, first = (0, now) if known is None else (known.count, known.first_at)
+        self._counts[entry] = Tally(*entry, count + number, now, first)
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = threading.Timer(FLUSH_AFTER, self._flush, kwargs={"due_only": True})
+            self._timer.daemon = True
+            self._timer.start()
+            write_at_exit(self)
+
+    def _reset_after_fork(self) -> None:
+        """Start at zero in a forked child: the parent process writes what was counted before."""
+        if self._generation != generation():
+            self._reset()
+
+    @property
+    def unwritten(self) -> Counter[Entry]:
+        """What has not been written, as far as is known."""
+        self._reset_after_fork()
+        with self._lock:
+            found: Counter[Entry] = Counter()
+            for one in (*self._counts.values(), *(one for batch in self._batches.values() for one in batch)):
+                found[one.namespace, one.task, one.outcome, one.job_id] += one.count
+            return found
+
+    @property
+    def is_written(self) -> bool:
+        """Whether there is nothing to write."""
+        return not self.unwritten and (self._recorder is None or self._recorder.is_empty)
+
+    def flush(self) -> None:
+        """Write counters, log and requests; counts that cannot be written are kept for the next flush.
+
+        Entries of the log and requests are written once at the most. A second caller waits for the first: the
+        timer's thread must not die while it writes.
+        """
+        self._flush(due_only=False)
+
+    def _flush(self, *, due_only: bool) -> None:
+        self._reset_after_fork()
+        with self._writing:
+            self._begin_batch()
+            try:
+                self._write_batches()
+                if entries := self._take_log():
+                    self._store.observe_sync(entries, PER_KEY)
+            except StoreError as error:
+                log.warning("counters of absorbed requests could not be written: %s", error)
+            self._write_requests(due_only=due_only)
+
+    def _begin_batch(self) -> None:
+        with self._lock:
+            counts, self._counts, timer, self._timer = self._counts, {}, self._timer, None
+            if counts:
+                self._batches[uuid4().hex] = list(counts.values())
+        if timer is not None and timer is not threading.current_thread():
+            timer.cancel()
+
+    def _take_log(self) -> list[Observation]:
+        with self._lock:
+            return self._log.take(self._store.now)
+
+    def _write_requests(self, *, due_only: bool) -> None:
+        if self._recorder is None:
+            return
+        with self._lock:
+            waiting = self._recorder.pop()
+        try:
+            if rows := self._recorder.take(waiting, due_only=due_only):
+                self._store.observe_sync(rows, PER_TASK)
+        except StoreError as error:  # a gap in a sample
+            log.debug("recorded requests could not be written: %s", error)
+
+    def _write_batches(self) -> None:
+        """Write batch by batch; one without an answer is repeated under its name, so that it counts once."""
+        for name, tallies in list(self._batches.items()):
+            self._store.count(tallies, name)
+            with self._lock:
+                del self._batches[name]
+
+
+# ── the end of the process ────────────────────────────────────────────────────────────────────────
+
+_open: weakref.WeakSet[AbsorbedCounters] = weakref.WeakSet()
+_registered = -1  # the generation of the process that registered for its end
+
+
+def write_at_exit(counters: AbsorbedCounters) -> None:
+    """Write counters when the interpreter ends; a child of `multiprocessing` does not run `atexit`."""
+    global _registered  # noqa: PLW0603 - once per process
+    _open.add(counters)
+    if _registered == generation():
+        return
+    if _registered < 0:
+        atexit.register(_write_all)  # a forked child inherits it
+    _registered = generation()
+    processes = sys.modules.get("multiprocessing.util")
+    if processes is not None:
+        processes.Finalize(None, _write_all, exitpriority=0)
+
+
+def _write_all() -> None:
+    """Write all counters, side by side; give up after a limit, and log what was not counted."""
+    counters = [one for one in _open if not one.is_written]
+    threads = [threading.Thread(target=one.flush, daemon=True) for one in counters]
+    ends = time.monotonic() + EXIT_LIMIT
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(ends - time.monotonic(), 0))
+    lost = sum((one.unwritten for one in counters), Counter[Entry]())
+    if lost:
+        log.warning(
+            "the process ends and the store does not answer; not counted as absorbed: %s", listed(lost)
+        )
+
+
+def listed(counts: Counter[Entry]) -> str:
+    """Return sums by task and outcome as text."""
+    sums: Counter[tuple[str, str]] = Counter()
+    for (_, task, outcome, _), number in counts.items():
+        sums[task, outcome] += number
+    return ", ".join(f"{number} {outcome} of {task}" for (task, outcome), number in sorted(sums.items()))

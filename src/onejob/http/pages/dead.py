@@ -1,0 +1,88 @@
+"""Dead letters: grouped by task and type of error, and replayed one group at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from onejob import DeadGroup
+from onejob.errors import OnejobError
+from onejob.http.pages.forms import form_of
+from onejob.http.pages.render import go, refuse, render
+from onejob.http.pages.state import app_of, state_of
+from onejob.http.pages.text import number, plural
+
+SHOWN = 100
+MOST = 1000  # dead letters that are grouped, and that one action replays
+
+
+async def dead(request: Request) -> Response:
+    """List groups of dead letters, or the letters of one task and error."""
+    app = app_of(request)
+    task, error = request.query_params.get("task"), request.query_params.get("error")
+    total = (await state_of(request).sampler.sample()).stats.dead
+    groups = merge(await app.dead.groups(limit=MOST, task=task, error=error))
+    letters = await app.dead.list(limit=SHOWN, task=task, error=error) if task or error else []
+    return await render(
+        request,
+        "dead",
+        groups=groups[:SHOWN],
+        letters=letters,
+        task=task,
+        error=error,
+        total=total,
+        most=MOST,
+    )
+
+
+@dataclass(frozen=True)
+class Group:
+    """Dead letters of one task and type of error."""
+
+    task: str
+    error: str
+    count: int
+    first_at: datetime
+    last_at: datetime
+    messages: list[str]
+
+
+def merge(groups: Iterable[DeadGroup]) -> list[Group]:
+    """Return groups of task and error, with their messages, the largest first: those are what is replayed."""
+    found: dict[tuple[str, str], list[DeadGroup]] = {}
+    for group in groups:
+        found.setdefault((group.task, group.error), []).append(group)
+    merged = [
+        Group(
+            task,
+            error,
+            sum(one.count for one in some),
+            min(one.first_at for one in some),
+            max(one.last_at for one in some),
+            [one.message for one in some],
+        )
+        for (task, error), some in found.items()
+    ]
+    return sorted(merged, key=lambda one: -one.count)
+
+
+async def replay_group(request: Request) -> Response:
+    """Replay the dead letters of one task and error; those whose key is held stay where they are."""
+    form, app = await form_of(request), app_of(request)
+    task, error = form.one("task") or None, form.one("error") or None
+    try:
+        answers = await app.dead.replay_all(limit=MOST, task=task, error=error)
+    except OnejobError as problem:
+        return refuse(request, "/dead", problem)
+    outcomes = Counter(answer.deduplicated for answer in answers)
+    kept = (
+        f" {plural(outcomes[True], 'dead letter')} stayed, because another job holds the key."
+        if outcomes[True]
+        else ""
+    )
+    return go(request, "/dead", f"{number(outcomes[False])} replayed.{kept}", good=not kept)

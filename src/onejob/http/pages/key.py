@@ -1,0 +1,100 @@
+"""Key: what a new request would meet, the jobs that held the key on a time line, and the guarded release."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from onejob import App, Job, State
+from onejob.errors import OnejobError, UnknownJob
+from onejob.http.pages.charts import draw_lanes
+from onejob.http.pages.errors import BadRequest
+from onejob.http.pages.forms import form_of
+from onejob.http.pages.render import go, refuse, render
+from onejob.http.pages.search import KEY
+from onejob.http.pages.state import app_of
+from onejob.http.pages.text import away
+
+log = logging.getLogger("onejob")
+
+SHOWN = 12  # jobs on the time line
+SHOWN_ENTRIES = 20  # of the log of absorbed requests, and of releases
+
+
+async def key(request: Request) -> Response:
+    """Show a key."""
+    name = key_name(request)
+    app = app_of(request)
+    jobs = await app.jobs(key=name, limit=SHOWN)
+    if not jobs:
+        raise UnknownJob("No job of this namespace has this key: it was never held, or its jobs were pruned.")
+    holder = next((job for job in jobs if app.is_holding(job)), None)
+    successor = next((job for job in jobs if job.is_successor), None)
+    counted = (await app.why(name)).counted
+    absorbed = {job_id: one.count for job_id, one in counted.items()}
+    return await render(
+        request,
+        "key",
+        key=name,
+        jobs=jobs,
+        newest=successor or holder or jobs[0],
+        holder=holder,
+        successor=successor,
+        ends=ends(holder) if holder else "",
+        standing=standing(holder) if holder else "",
+        lanes=draw_lanes(jobs, absorbed),
+        counted=counted,
+        total=sum(absorbed.get(job.id, 0) for job in jobs),
+        full=len(jobs) == SHOWN,
+        entries=await app.activity.absorbed(key=name, limit=SHOWN_ENTRIES),
+        releases=await app.activity.releases(key=name, limit=SHOWN_ENTRIES),
+    )
+
+
+def key_name(request: Request) -> str:
+    """Return the key of the URL; raise BadRequest if it is none."""
+    name: str = request.path_params["key"].lower()
+    if not KEY.fullmatch(name):
+        raise BadRequest("A key has 64 hexadecimal digits: copy it whole from a job's page.")
+    return name
+
+
+async def release(request: Request) -> Response:
+    """Release a key, if the job that the page showed still holds it and a reason is given."""
+    name, form = key_name(request), await form_of(request)
+    path, app = f"/keys/{name}", app_of(request)
+    reason, job_id = form.one("reason"), form.one("job")
+    if not reason:
+        return go(request, path, "Not released: give a reason.", good=False)
+    holder = await holder_of(app, name)
+    if holder is None:
+        return go(request, path, "The key is already free.", good=False)
+    if holder.id != job_id:
+        said = f"Not released: job {holder.id}, which is {holder.state}, holds the key now. Look again."
+        return go(request, path, said, good=False)
+    try:
+        await app.release(name, job=job_id, force=bool(form.one("force")), reason=reason)
+    except OnejobError as error:
+        return refuse(request, path, error, "Not released: ")
+    log.warning("key %s was released from job %s in the dashboard: %s", name, job_id, reason)
+    return go(request, path, "The key is free; the job continues without it.")
+
+
+async def holder_of(app: App, name: str) -> Job | None:
+    """Return the job that holds a key."""
+    jobs = await app.jobs(key=name, limit=SHOWN)
+    return next((job for job in jobs if app.is_holding(job)), None)
+
+
+def ends(job: Job) -> str:
+    """Return when a holder's hold ends, as the end of a sentence."""
+    if job.holds_until is not None:
+        return f"The hold ends {away(job.holds_until)}."
+    return "The hold does not end by itself." if job.is_terminal else "The hold ends with the job."
+
+
+def standing(job: Job) -> str:
+    """Return a holder's state as an adjective of a sentence."""
+    return "running" if job.state is State.ACTIVE else str(job.state)

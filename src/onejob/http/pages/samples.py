@@ -1,0 +1,182 @@
+"""The numbers of every page, counted at most every two seconds, and their history while the server runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+
+from onejob import App, Job, QueueStatus, Stats, Times
+from onejob.errors import OnejobError
+
+log = logging.getLogger("onejob")
+
+FRESH = 2.0  # seconds for which a sample is shown
+EVERY = 5.0  # seconds between the points of the chart
+HISTORY = timedelta(hours=1)
+MOST_HOLDS = 500
+MOST_NEW = 500  # jobs that are read to count those that were created since the last point
+ABSORBED = ("kept", "updated", "rejected", "stale")  # outcomes that leave no job of their own
+PATIENCE = 20  # a count that takes long is repeated after this many times as long
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An app in numbers, at one time."""
+
+    at: datetime
+    stats: Stats
+    holds: list[Job]  # holders and successors, at most MOST_HOLDS
+    queues: list[QueueStatus]
+    schedules: int
+    served: Mapping[str, int]  # how many requests each job has absorbed
+
+    @property
+    def holders(self) -> list[Job]:
+        """The jobs that hold a key."""
+        return [job for job in self.holds if job.is_holder]
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs the store has."""
+        return sum(self.stats.by_state.values())
+
+    @property
+    def absorbed(self) -> int:
+        """How many requests have been absorbed."""
+        return sum(number for outcomes in self.stats.absorbed.values() for number in outcomes.values())
+
+    @property
+    def received(self) -> int:
+        """How many requests were received whose jobs are in the store or that were absorbed (ADR 0055).
+
+        A rerun is absorbed and has a job, too. Shadow outcomes and missed ticks are counted, but are no
+        requests of their own.
+        """
+        counted = [outcomes.get(name, 0) for outcomes in self.stats.absorbed.values() for name in ABSORBED]
+        return self.jobs + sum(counted)
+
+    @property
+    def times(self) -> Mapping[str, Times]:
+        """How long jobs of each queue waited and ran, in the last 5 minutes."""
+        return self.stats.timings["5m"].by_queue
+
+
+@dataclass(frozen=True)
+class Point:
+    """What happened in the time before a moment."""
+
+    at: datetime
+    seconds: float
+    created: float
+    absorbed: float
+
+
+class Sampler:
+    """Counts an app's jobs when a page needs it, and regularly while the server runs."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._lock = asyncio.Lock()
+        self._sample: Sample | None = None
+        self._good_until = 0.0
+        self._changes = 0
+        self._runs = False
+        self._newest: str | None = None
+        self._failed: tuple[float, Exception] | None = None  # when the last count failed, and why
+        self.stopping = asyncio.Event()  # set when the server stops, so that streams end
+        self.points: deque[Point] = deque(maxlen=int(HISTORY.total_seconds() / EVERY))
+
+    async def sample(self) -> Sample:
+        """Return the numbers: those of the regular count, or new ones if there is none or it is too old."""
+        if self._sample is not None and self._runs:
+            return self._sample
+        return await self._refresh()
+
+    async def _refresh(self) -> Sample:
+        """Count unless the last count is still good; a count that takes long stays good for longer.
+
+        Callers that waited for a count that failed get its error, and do not try one after the other.
+        """
+        asked = monotonic()
+        async with self._lock:
+            if self._failed is not None and self._failed[0] > asked:
+                raise self._failed[1]
+            while self._sample is None or monotonic() > self._good_until:
+                began, changes = monotonic(), self._changes
+                try:
+                    sample = await count(self._app)
+                except OnejobError as error:
+                    self._failed = monotonic(), error
+                    raise
+                if changes == self._changes:  # else it may not show what was changed meanwhile
+                    self._sample = sample
+                    self._good_until = monotonic() + max(FRESH, PATIENCE * (monotonic() - began))
+            return self._sample
+
+    def forget(self) -> None:
+        """Count again for the next page, because something was changed."""
+        self._changes += 1
+        self._sample = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Count regularly, so that no page waits for it, and add a point to the history every few seconds."""
+        task = asyncio.create_task(self._run())
+        try:
+            yield
+        finally:
+            self._runs = False
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _run(self) -> None:
+        before: Sample | None = None
+        while True:
+            try:
+                now = await self._refresh()
+                self._runs = True
+                if before is None or (now.at - before.at).total_seconds() >= EVERY:
+                    await self._add_point(before, now)
+                    before = now
+            except OnejobError as error:
+                self._runs = False  # so that pages ask the store themselves, and show its error
+                log.warning("the dashboard could not count jobs: %s", error)
+            except Exception:
+                self._runs = False
+                log.exception("the dashboard could not count jobs")
+            await asyncio.sleep(FRESH)
+
+    async def _add_point(self, before: Sample | None, now: Sample) -> None:
+        created = await self._created(before)
+        if before is not None:
+            seconds = (now.at - before.at).total_seconds()
+            absorbed = max(now.absorbed - before.absorbed, 0)
+            self.points.append(Point(now.at, seconds, created, absorbed))
+
+    async def _created(self, before: Sample | None) -> float:
+        """Return how many jobs were created since the last point; above MOST_NEW, estimated by their rate."""
+        known, newest = self._newest, await self._app.jobs(limit=1)
+        self._newest = newest[0].id if newest else known or ""
+        if known is None or before is None or self._newest == known:
+            return 0.0
+        jobs = await self._app.jobs(limit=MOST_NEW)
+        fresh = [job for job in jobs if job.id > known]
+        if len(fresh) < MOST_NEW:
+            return float(len(fresh))
+        span = (fresh[0].created_at - fresh[-1].created_at).total_seconds()
+        gone = (datetime.now(UTC) - before.at).total_seconds()
+        return len(fresh) * max(gone / span, 1.0) if span > 0 else float(len(fresh))
+
+
+async def count(app: App) -> Sample:
+    """Count an app's jobs, held keys, queues and schedules."""
+    stats, queues = await app.stats(), await app.queues.list()
+    holds, schedules = await app.holds(limit=MOST_HOLDS), await app.schedules.all()
+    return Sample(datetime.now(UTC), stats, holds, queues, len(schedules), await app.absorbed())

@@ -1,0 +1,1 @@
+"""Django migrations: the admin entry has no table."""

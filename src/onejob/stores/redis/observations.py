@@ -1,0 +1,95 @@
+"""Observations: records by id, and ids by time, of a kind and of each subject."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+
+from onejob.stores.columns import read_time, write_time
+from onejob.stores.contract import Observation
+from onejob.stores.flow import Flow
+from onejob.stores.redis.layout import Bucket, Keyspace
+from onejob.stores.redis.steps import Call
+
+FORGOTTEN_AT_ONCE = 1000
+
+
+def observe(observations: Sequence[Observation], most: int, space: Keyspace) -> Flow[None]:
+    """Write observations; of each subject that they name, the newest stay."""
+    bucket = space.buckets[0]
+    yield [_writing(one, most, bucket) for one in observations]
+
+
+def _writing(one: Observation, most: int, bucket: Bucket) -> Call:
+    record = msgspec.json.encode((one.subject, one.data))
+    keys = (*_names(bucket, one.namespace, one.kind, one.subject), _records(bucket, one.namespace, one.kind))
+    return Call(bucket.number, (one.id, write_time(one.at), record, most), "observe", keys)
+
+
+def _names(bucket: Bucket, namespace: str, kind: str, subject: str) -> tuple[str, str]:
+    return bucket.name("observed", namespace, kind), bucket.name("observed", namespace, kind, subject)
+
+
+def _records(bucket: Bucket, namespace: str, kind: str) -> str:
+    return bucket.name("observations", namespace, kind)
+
+
+def observations(
+    namespace: str, kind: str, subject: str | None, limit: int, space: Keyspace
+) -> Flow[list[Observation]]:
+    """Return observations of a kind, or those about one subject, newest first."""
+    bucket = space.buckets[0]
+    everything, about = _names(bucket, namespace, kind, subject or "")
+    name = everything if subject is None else about
+    [reply] = yield [Call(bucket.number, ("ZREVRANGE", name, 0, limit - 1, "WITHSCORES"))]
+    ids, times = reply[::2], reply[1::2]
+    if not ids:
+        return []
+    [records] = yield [Call(bucket.number, ("HMGET", _records(bucket, namespace, kind), *ids))]
+    return [
+        Observation(namespace, kind, name.decode(), about, read_time(int(at)), data)
+        for name, at, record in zip(ids, times, records, strict=True)
+        if record is not None
+        for about, data in [msgspec.json.decode(record)]
+    ]
+
+
+def forget(namespace: str, kind: str, before: datetime, most: int, space: Keyspace) -> Flow[int]:
+    """Remove old observations, and those beyond the newest; return how many."""
+    bucket = space.buckets[0]
+    everything, _ = _names(bucket, namespace, kind, "")
+    forgotten = 0
+    while True:
+        old, excess = yield [
+            Call(
+                bucket.number,
+                (
+                    "ZRANGEBYSCORE",
+                    everything,
+                    "-inf",
+                    f"({write_time(before)}",
+                    "LIMIT",
+                    0,
+                    FORGOTTEN_AT_ONCE,
+                ),
+            ),
+            Call(bucket.number, ("ZRANGE", everything, 0, -most - 1)),
+        ]
+        ids = list({*old, *excess[:FORGOTTEN_AT_ONCE]})
+        if not ids:
+            return forgotten
+        forgotten += len(ids)
+        place = _records(bucket, namespace, kind)
+        [records] = yield [Call(bucket.number, ("HMGET", place, *ids))]
+        subjects = [None if record is None else msgspec.json.decode(record)[0] for record in records]
+        yield [
+            Call(bucket.number, ("ZREM", everything, *ids)),
+            Call(bucket.number, ("HDEL", place, *ids)),
+            *(
+                Call(bucket.number, ("ZREM", _names(bucket, namespace, kind, subject)[1], name))
+                for name, subject in zip(ids, subjects, strict=True)
+                if subject is not None
+            ),
+        ]

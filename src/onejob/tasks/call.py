@@ -1,0 +1,64 @@
+"""A call: a task with bound arguments, not yet admitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
+
+from onejob.tasks.admission import Admission
+from onejob.tasks.enqueue import enqueue, enqueue_sync
+from onejob.tasks.explain import Explanation, explain
+from onejob.tasks.request import RequestBuilder
+from onejob.tasks.unawaited import Unawaited
+
+R = TypeVar("R")
+
+
+class Call(Generic[R]):
+    """A task with bound arguments, not yet admitted: `task.call(…)`.
+
+    Example:
+        >>> await app.enqueue_many([send_invoice.call(i) for i in range(100)])
+    """
+
+    __slots__ = ("_args", "_builder", "_kwargs")
+
+    def __init__(self, builder: RequestBuilder, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._builder = builder
+        self._args = args
+        self._kwargs = kwargs
+
+    def __repr__(self) -> str:
+        """Return the task's name, without arguments: they may be private."""
+        return f"<Call {self._builder.declaration.name}>"
+
+    def enqueue(self) -> Coroutine[Any, Any, Admission[R]]:
+        """Enqueue the call: see `Task.enqueue`."""
+        return self._enqueue(Unawaited("enqueue", [name_of(self)]))
+
+    async def _enqueue(self, unawaited: Unawaited) -> Admission[R]:
+        unawaited.begin()
+        return await enqueue(self._builder, self._builder.request(self._args, self._kwargs))
+
+    def enqueue_sync(self) -> Admission[R]:
+        """Blocking variant of `enqueue`."""
+        return enqueue_sync(self._builder, self._builder.request(self._args, self._kwargs))
+
+    async def explain(self) -> Explanation:
+        """Return what enqueuing the call would do, without doing it: see `Task.explain`."""
+        return await explain(self._builder, self._args, self._kwargs)
+
+    def explain_sync(self) -> Explanation:
+        """Blocking variant of `explain`."""
+        return self._builder.engine.run_sync(self.explain())
+
+
+def name_of(call: Call[Any]) -> str:
+    """Return the name of a call's task; of another value, how it is shown."""
+    return parts_of(call)[0].declaration.name if isinstance(call, Call) else repr(call)
+
+
+parts_of: Callable[[Call[Any]], tuple[RequestBuilder, tuple[Any, ...], Mapping[str, Any]]]
+parts_of = attrgetter("_builder", "_args", "_kwargs")
+"""Return what a call consists of; its attributes are not shown to users."""

@@ -1,0 +1,134 @@
+"""The log says which requests were absorbed, when, in favour of which job, and by which line of code."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+
+import pytest
+
+from onejob import AbsorbedCount, App, Unique
+from onejob.engine import absorbed_log, counters
+from onejob.testing import Clock
+from tests.contract.steps import mailer, run
+
+
+async def test_an_absorbed_request_is_logged_with_its_caller(app: App, clock: Clock) -> None:
+    mail = mailer(app, unique=Unique(by="to"))
+    first = await mail.enqueue("Ada", 1)
+    line = inspect.getframeinfo(inspect.currentframe()).lineno + 1  # type: ignore[arg-type]
+    again = await mail.enqueue("Ada", 2)
+    [entry] = await app.activity.absorbed()
+    assert (entry.task, entry.outcome, entry.job, entry.key) == ("mail", "kept", first.job.id, again.key)
+    assert entry.reason == again.reason
+    assert entry.at == clock()
+    assert entry.payload_differs
+    assert entry.times == 1
+    assert entry.line == f"{__file__}:{line}"
+    assert entry.process == os.getpid()
+    assert entry.request not in {"", first.job.id}
+
+
+async def test_a_blocking_and_a_bulk_request_are_logged_with_their_callers(app: App) -> None:
+    mail = mailer(app, unique=True)
+    await asyncio.to_thread(mail.enqueue_sync, 1)
+    await asyncio.to_thread(lambda: mail.enqueue_sync(1))
+    await app.enqueue_many([mail.call(1), mail.call(1)])
+    entries = await app.activity.absorbed()
+    assert sum(entry.times for entry in entries) == 3
+    assert {entry.line.partition(":")[0] for entry in entries} == {__file__}
+
+
+async def test_requests_of_one_caller_share_an_entry(app: App) -> None:
+    mail = mailer(app, unique=True)
+    for _ in range(6):
+        await mail.enqueue(1)
+    entries = await app.activity.absorbed()
+    assert sum(entry.times for entry in entries) == 5
+    assert len({entry.line for entry in entries}) == 1
+
+
+async def test_callers_are_not_recorded_if_the_app_says_so(app: App) -> None:
+    quiet = App(store=app._engine.store, record_callers=False)
+    mail = mailer(quiet, unique=True)
+    await mail.enqueue(1)
+    await mail.enqueue(1)
+    [entry] = await quiet.activity.absorbed()
+    assert (entry.host, entry.process, entry.line) == ("", 0, "")
+
+
+async def test_the_log_answers_after_the_holder_has_ended(app: App) -> None:
+    mail = mailer(app, unique=True)
+    first = await mail.enqueue(1)
+    await mail.enqueue(1)
+    await run(app)
+    answer = await app.why(mail.call(1))
+    assert answer.sentences[0] == "Nothing held the key."
+    assert f"was kept in favour of job {first.job.id}" in answer.sentences[1]
+    assert [entry.job for entry in answer.absorbed] == [first.job.id]
+    for what in (first.job.id, first.key or ""):
+        assert f"was kept in favour of job {first.job.id}" in (await app.why(what)).sentences[-1]
+
+
+async def test_the_log_is_kept_for_a_set_time(app: App, clock: Clock) -> None:
+    mail = mailer(app, unique=True)
+    await mail.enqueue(1)
+    await mail.enqueue(1)
+    assert len(await app.activity.absorbed()) == 1
+    clock.advance("6d")
+    await app.maintenance.prune()
+    assert len(await app.activity.absorbed()) == 1
+    clock.advance("2d")
+    await app.maintenance.prune()
+    assert await app.activity.absorbed() == []
+
+
+async def test_very_many_different_requests_are_sampled_and_the_share_is_stored(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counters, "FLUSH_AFTER", 3600)  # the test flushes
+    mail, most = mailer(app, unique=True), absorbed_log.PER_WRITE
+    calls = [mail.call(number) for number in range(2 * most)]
+    await app.enqueue_many(calls)
+    await app.enqueue_many(calls)
+    entries = await app.activity.absorbed(limit=1000)
+    assert len(entries) == most
+    assert {entry.sampled for entry in entries} == {0.5}
+    assert sum((await app.stats()).absorbed["mail"].values()) == 2 * most
+
+
+async def test_two_jobs_are_compared(app: App) -> None:
+    mail = mailer(app, unique=Unique(by="to"))
+    ada, bob = await mail.enqueue("Ada", 1), await mail.enqueue("Bob", 1)
+    answer = await app.why(ada.job.id, bob.job.id)
+    assert answer.sentences == [
+        "Their keys differ first in args.to.",
+        "A policy whose by= leaves args.to out would have made them one.",
+    ]
+    assert answer.difference is not None
+    assert ("to", '"Ada"', '"Bob"') in answer.difference.arguments
+    await app.cancel(ada.job.id)
+    later = await mail.enqueue("Ada", 2)
+    [same] = (await app.why(ada.job.id, later.job.id)).sentences
+    assert same == "They have the same key: the hold of one had ended when the other was requested."
+
+
+async def test_a_hold_has_its_exact_number_and_its_first_and_last_time(
+    app: App, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(absorbed_log, "PER_KEY", 2)
+    monkeypatch.setattr(counters, "PER_KEY", 2)  # the log forgets the first; the counter does not
+    mail = mailer(app, unique=Unique(by="to", on_conflict="update"))
+    first = await mail.enqueue(1, 0)
+    times = []
+    for number in (1, 1, 2, 3):  # kept once, because nothing changes
+        clock.advance("1h")
+        times.append(clock())
+        await mail.enqueue(1, number)
+        app._engine.counters.flush()
+    for what in (first.job.id, first.key or "", mail.call(1, 4)):
+        answer = await app.why(what)
+        assert answer.counted == {first.job.id: AbsorbedCount(4, times[0], times[-1])}
+        [said] = [one for one in answer.sentences if one.startswith("Absorbed: 4 requests since ")]
+        assert "(3h ago); the last " in said

@@ -1,0 +1,445 @@
+"""Every page answers, says what is there, and does what its forms promise."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import replace
+from time import monotonic
+
+import pytest
+
+from onejob import App, State
+from onejob.http import dashboard
+from onejob.http.pages.samples import count
+from tests.dashboard.shop import HUGE, PATHS, Client, fill, make_shop
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_page_of_an_empty_store_says_what_will_appear(client: Client, path: str) -> None:
+    html = await client.text(path)
+    assert "<h1>" in html
+    assert "None" not in re.sub(r"<[^>]*>", "", html).replace("-&gt; None", "")
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_page_of_a_full_store_answers(full: Client, path: str) -> None:
+    html = await full.text(path)
+    assert "Traceback" not in html
+
+
+async def test_the_overview_counts(app: App, full: Client) -> None:
+    stats = await app.stats()
+    absorbed = sum(n for outcomes in stats.absorbed.values() for n in outcomes.values())
+    assert absorbed == 10
+    html = await full.text("/")
+    assert f'<dd class="figure">{absorbed}</dd>' in html
+    assert f'<dd class="figure">{stats.waiting}</dd>' in html
+
+
+async def test_the_overview_accounts_for_every_request(app: App, full: Client) -> None:
+    stats = await app.stats()
+    jobs = sum(stats.by_state.values())
+    rerun = sum(outcomes.get("rerun", 0) for outcomes in stats.absorbed.values())
+    html = await full.text("/")
+    assert f"Requests received: {jobs + 10 - rerun}. They made the {jobs} jobs in the store" in html
+    assert "Lost: 0. No job waits behind a job that has ended or is gone." in html
+
+
+async def test_a_lost_job_leads_to_the_doctor(app: App) -> None:
+    sample = await count(app)
+    site = dashboard(app)
+    lost = replace(sample, stats=replace(sample.stats, lost=2))
+    site.state.dashboard.sampler._sample = lost
+    site.state.dashboard.sampler._good_until = monotonic() + 60
+    html = await Client(site).text("/")
+    assert "<strong>Lost: 2.</strong>" in html
+    assert 'href="/system?examine=1"' in html
+
+
+@pytest.mark.parametrize("path", ["/", "/queues"])
+async def test_queues_show_how_late_jobs_are(full: Client, path: str) -> None:
+    html = await full.text(path)
+    for label in ("oldest due", "wait p95", "run p95"):
+        shown = re.findall(rf'data-label="{label}">([^<]*)<', html)
+        assert len(shown) == 3
+        assert any(re.fullmatch(r"\S+\s?m?s", text) for text in shown), shown
+
+
+# ── jobs ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_search_finds_by_state_task_queue_and_argument(app: App, full: Client) -> None:
+    html = await full.text("/jobs?q=task:sync_customer args.customer_id:2")
+    found = await app.jobs(task="sync_customer")
+    assert [job.id for job in found if f"job-{job.id}" in html] == [
+        job.id for job in found if job.arguments["customer_id"] == 2
+    ]
+    assert "No job matches" in await full.text("/jobs?q=state:completed task:sync_customer")
+
+
+async def test_integers_of_any_size_are_exact(app: App, full: Client) -> None:
+    assert f"number = {HUGE}" in await full.text(f"/jobs?q=args.number:{HUGE}")
+    [job] = await app.jobs(task="send_invoice")
+    assert str(HUGE) in await full.text(f"/jobs/{job.id}")
+
+
+@pytest.mark.parametrize(
+    ("search", "sentence"),
+    [
+        ("state:nonsense", "is no state: write one of scheduled"),
+        ("colour:red", "There is no field"),
+        ("task:", "has no value"),
+        ('note:"open', "quotation mark is not closed"),
+        ("key:abc", "64 hexadecimal digits"),
+        ("task:a task:b", "appears twice"),
+        ("is:odd", "write is: and one of holder"),
+        ("x" * 1001, "longer than 1000 characters"),
+    ],
+)
+async def test_a_search_that_cannot_be_read_gets_a_sentence(
+    client: Client, search: str, sentence: str
+) -> None:
+    response = await client.http.get("/jobs", params={"q": search})
+    assert response.status_code == 400
+    assert sentence in response.text
+
+
+async def test_pages_follow_each_other_without_gap_or_repetition(app: App, client: Client) -> None:
+    await app.enqueue_many([app.tasks["fetch"].call(number) for number in range(120)])
+    expected = [job.id for job in await app.jobs(limit=200)]
+    path: str | None = "/jobs?q=task:fetch"
+    seen: list[str] = []
+    while path is not None:
+        html = await client.text(path)
+        seen += re.findall(r'id="job-([0-9a-f-]+)"', html)
+        link = re.search(r'rel="next" href="([^"]+)"', html)
+        path = link[1].replace("&amp;", "&") if link else None
+    assert seen == expected
+
+
+async def test_a_cursor_of_another_search_gets_a_sentence(app: App, client: Client) -> None:
+    await app.enqueue_many([app.tasks["fetch"].call(number) for number in range(60)])
+    link = re.search(r"before=([^\"&]+)", await client.text("/jobs?q=task:fetch"))
+    assert link is not None
+    response = await client.get(f"/jobs?q=task:parse&before={link[1]}")
+    assert response.status_code == 400
+    assert "belongs to another search" in response.text
+
+
+async def test_a_search_over_arguments_is_bounded_and_goes_on(
+    app: App, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onejob.http.pages.search.LOOKED_AT", 200)
+    await app.enqueue_many([app.tasks["fetch"].call(number) for number in range(500)])
+    html = await client.text("/jobs?q=args.number:3")
+    assert "None of the 200 newest jobs matches" in html
+    assert 'rel="next"' in html
+
+
+async def test_many_jobs_are_cancelled_after_a_question_with_their_number(app: App, full: Client) -> None:
+    question = await full.text("/jobs/confirm?act=cancel&q=task:sync_customer")
+    assert "Cancel 4 jobs?" in question
+    html = await full.post(
+        "/jobs/act", "/jobs/confirm?act=cancel&q=task:sync_customer", act="cancel", q="task:sync_customer"
+    )
+    assert "4 jobs cancelled." in html
+    assert {job.state for job in await app.jobs(task="sync_customer")} == {State.CANCELLED}
+
+
+async def test_an_action_says_how_many_jobs_did_not_allow_it(app: App, full: Client) -> None:
+    await app.jobs()
+    html = await full.post(
+        "/jobs/act", "/jobs/confirm?act=replay&q=task:send_invoice", act="replay", q="task:send_invoice"
+    )
+    assert "0 jobs replayed. 1 job did not allow it." in html
+
+
+async def test_selected_jobs_are_deleted(app: App, full: Client) -> None:
+    first, second = await app.jobs(state="discarded")
+    page = f"/jobs/confirm?act=delete&id={first.id}"
+    assert "Delete 1 job?" in await full.text(page)
+    await full.post("/jobs/act", page, act="delete", id=first.id)
+    assert [job.id for job in await app.jobs(state="discarded")] == [second.id]
+
+
+# ── one job ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_dead_letter_shows_its_traceback_and_is_replayed_with_other_arguments(
+    app: App, full: Client
+) -> None:
+    job = (await app.jobs(state="discarded"))[0]
+    html = await full.text(f"/jobs/{job.id}")
+    assert "It failed for good" in html
+    assert "Traceback (most recent call last)" in html
+    edited = f'{{"entry": "{job.arguments["entry"]}", "model": "large"}}'
+    assert "is replayed" in await full.post(f"/jobs/{job.id}/replay", f"/jobs/{job.id}", args=edited)
+    replayed = await app.job(job.id)
+    assert (replayed.state, replayed.arguments["model"]) == (State.AVAILABLE, "large")
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [("{", "are not JSON"), ("[]", "are not a JSON object"), ('{"entry": "other"}', "would change")],
+)
+async def test_a_replay_that_is_not_allowed_gets_a_sentence(
+    app: App, full: Client, args: str, sentence: str
+) -> None:
+    job = (await app.jobs(state="discarded"))[0]
+    html = await full.post(f"/jobs/{job.id}/replay", f"/jobs/{job.id}", args=args)
+    assert sentence in html or (sentence == "would change" and 'class="note bad"' in html)
+    assert (await app.job(job.id)).state is State.DISCARDED
+
+
+async def test_a_replay_whose_key_is_held_names_the_reason(app: App, full: Client) -> None:
+    job = (await app.jobs(state="discarded"))[0]
+    await app.tasks["embed"].options(delay="1h").enqueue(job.arguments["entry"])
+    page = f"/jobs/{job.id}"
+    assert "holds the key, so a replay now leaves this dead letter" in await full.text(page)
+    assert "Not replayed:" in await full.post(f"{page}/replay", page)
+
+
+async def test_a_waiting_job_is_cancelled_and_an_ended_one_deleted(app: App, full: Client) -> None:
+    job = (await app.jobs(task="sync_customer"))[0]
+    assert "The job is cancelled." in await full.post(f"/jobs/{job.id}/cancel", f"/jobs/{job.id}")
+    assert "is deleted" in await full.post(f"/jobs/{job.id}/delete", f"/jobs/{job.id}")
+    assert (await full.get(f"/jobs/{job.id}")).status_code == 404
+
+
+async def test_the_beginning_of_an_id_leads_to_its_job(app: App, full: Client) -> None:
+    [job] = await app.jobs(task="send_invoice")
+    response = await full.get(f"/jobs/{job.id[:30]}")
+    assert response.headers["location"] == f"/jobs/{job.id}"
+    shown = f"{job.id[:4]}…{job.id[-8:-4]}"
+    assert (await full.get(f"/jobs/{shown}")).headers["location"] == f"/jobs/{job.id}"
+    assert f"/jobs/{job.id}" in await full.text(f"/jobs?q={shown}")
+    assert f"/jobs/{job.id}" not in await full.text(f"/jobs?q={job.id[:4]}…zzzz")
+    ambiguous = await full.get(f"/jobs/{job.id[:4]}")
+    assert ambiguous.status_code == 404
+    assert "is the beginning of several ids" in ambiguous.text
+    assert (await full.get("/jobs/ffff")).status_code == 404
+
+
+async def test_a_job_of_another_namespace_is_unknown() -> None:
+    async with make_shop("memory://", namespace="a") as app, App(store=app._engine.store, namespace="b") as b:
+        admission = await app.tasks["fetch"].enqueue(1)
+        response = await Client(dashboard(b)).get(f"/jobs/{admission.job.id}")
+        assert response.status_code == 404
+        assert "another namespace" in response.text
+
+
+# ── keys ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_dedup_lists_held_keys_and_counts_by_task(app: App, full: Client) -> None:
+    html = await full.text("/dedup")
+    held = [job for job in await app.holds() if job.is_holder]
+    assert all(f"hold-{job.id}" in html for job in held)
+    counts = await full.text("/dedup?by=tasks")
+    assert "sync_customer" in counts
+    assert (await full.get("/dedup?by=colour")).status_code == 400
+
+
+async def test_a_key_is_released_only_with_a_reason_from_the_job_that_was_shown(
+    app: App, full: Client
+) -> None:
+    [job] = await app.jobs(task="send_invoice")
+    assert job.key is not None
+    page, act = f"/keys/{job.key.hex()}", f"/keys/{job.key.hex()}/release"
+    assert "holds this key" in await full.text(page)
+    assert "give a reason" in await full.post(act, page, job=job.id, reason=" ")
+    assert "holds the key now" in await full.post(act, page, job="another", reason="wrong customer")
+    assert app.is_holding(await app.job(job.id))
+    assert "The key is free" in await full.post(act, page, job=job.id, reason="wrong customer")
+    assert not app.is_holding(await app.job(job.id))
+    assert "wrong customer" in await full.text(page)
+    [entry] = await app.activity.releases()
+    assert (entry.job, entry.reason, entry.key) == (job.id, "wrong customer", job.key.hex())
+
+
+async def test_absorbed_requests_are_listed_with_their_callers(app: App, full: Client) -> None:
+    entries = await app.activity.absorbed()
+    assert sum(entry.times for entry in entries) == 10
+    listed, callers = await full.text("/dedup?by=log"), await full.text("/dedup?by=callers")
+    for entry in entries:
+        assert entry.line in listed
+        assert entry.line in callers
+        assert f"/jobs/{entry.job}" in listed
+        assert entry.line in await full.text(f"/keys/{entry.key}")
+
+
+async def test_advice_is_shown_with_its_figures_and_other_policies(app: App, client: Client) -> None:
+    assert "No request was recorded in the last hour" in await client.text("/dedup?by=advice")
+    fetch = app.tasks["fetch"]
+    await app.enqueue_many([fetch.call(number % 20) for number in range(60)])
+    await app.tasks["parse"].enqueue(1)
+    html = await Client(dashboard(app)).text("/dedup?by=advice")
+    assert "67 % of 60 requests of fetch in the last " in html
+    assert '<code data-copy="Unique.coalesce()">Unique.coalesce()</code>' in html
+    assert '<p class="accent">40 of 60 requests</p>' in html
+    assert "<td><code>Unique.until_executed()</code></td>" in html
+    assert "fewer than 50, so there is no advice yet" in html
+    assert html.index("Advice for fetch") < html.index("Nothing to advise") < html.index("task:parse")
+
+
+async def test_advice_is_computed_at_most_once_a_minute(app: App, client: Client) -> None:
+    empty = await client.text("/dedup?by=advice")
+    await app.enqueue_many([app.tasks["fetch"].call(1) for _ in range(60)])
+    assert "No request was recorded" in empty
+    assert "No request was recorded" in await client.text("/dedup?by=advice")
+
+
+async def test_workers_are_listed_while_they_run(app: App, full: Client) -> None:
+    assert "No worker has reported" in await full.text("/workers")
+    async with app.worker(name="press-1", queues=["mail"]):
+        while not await app.activity.workers():  # noqa: ASYNC110 - a task of the worker writes its row
+            await asyncio.sleep(0.01)
+        html = await full.text("/workers")
+        assert "press-1" in html
+        assert "alive" in html
+        assert "mail:" in html
+    assert "No worker has reported" in await full.text("/workers")
+
+
+@pytest.mark.parametrize(("key", "status"), [("ab" * 32, 404), ("zz", 400), ("ab", 400)])
+async def test_a_key_that_was_never_held_gets_a_sentence(full: Client, key: str, status: int) -> None:
+    response = await full.get(f"/keys/{key}")
+    assert response.status_code == status
+    assert "key" in response.text
+
+
+# ── why ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_why_explains_a_call_without_making_it(app: App, full: Client) -> None:
+    before = (await app.stats()).by_queue
+    html = await full.text("/why?q=send_invoice order=7 note=August")
+    assert "It would <strong>be kept</strong>" in html
+    assert "--force" in html
+    assert "It would <strong>start a new job</strong>" in await full.text("/why?q=send_invoice order=8")
+    assert (await app.stats()).by_queue == before
+
+
+async def test_why_explains_a_job_and_a_key(app: App, full: Client) -> None:
+    [job] = await app.jobs(task="send_invoice")
+    assert job.key is not None
+    assert "It completed" in await full.text(f"/why?q={job.id}")
+    assert (await full.get(f"/why?q={job.key.hex()}")).headers["location"] == f"/keys/{job.key.hex()}"
+    paused = (await app.jobs(task="sync_customer"))[0]
+    assert "queue &#39;sync&#39; is paused" in await full.text(f"/why?q={paused.id}")
+
+
+async def test_why_compares_two_jobs(app: App, full: Client) -> None:
+    one, other = (await app.jobs(task="sync_customer"))[:2]
+    html = await full.text(f"/why?a={one.id}&b={other.id}")
+    assert "Their keys differ first in args.customer_id." in html
+    assert "leaves args.customer_id out would have made them one" in html  # rev differs too, outside the key
+
+
+@pytest.mark.parametrize("question", ["nothing order=1", "send_invoice 7", 'send_invoice note="', "ffffffff"])
+async def test_a_question_that_cannot_be_answered_gets_a_sentence(full: Client, question: str) -> None:
+    response = await full.http.get("/why", params={"q": question})
+    assert response.status_code in {400, 404}
+    assert 'class="problem"' in response.text
+
+
+# ── queues, cron, chains, dead letters, system ────────────────────────────────────────────────────
+
+
+async def test_a_queue_is_paused_and_resumed(app: App, full: Client) -> None:
+    assert "Queue sync runs again." in await full.post("/queues", "/queues", queue="sync", act="resume")
+    assert await app.queues.paused() == frozenset()
+    assert "is paused" in await full.post("/queues", "/queues", queue="mail", act="pause")
+    assert await app.queues.paused() == {"mail"}
+    html = await full.post("/queues", "/queues", queue="nonsense", act="pause")
+    assert 'class="note bad"' in html
+
+
+async def test_a_schedule_is_paused_and_resumed(app: App, full: Client) -> None:
+    assert "is paused" in await full.post("/cron", "/cron", schedule="nightly", act="pause")
+    assert (await app.schedules.get("nightly")).paused
+    assert "runs again" in await full.post("/cron", "/cron", schedule="nightly", act="resume")
+    assert not (await app.schedules.get("nightly")).paused
+
+
+async def test_a_chain_is_drawn_with_its_blockers_and_cancelled(app: App, full: Client) -> None:
+    waiting = next(job for job in await app.jobs(task="parse") if job.is_blocked)
+    html = await full.text(f"/chains/{waiting.chain_id}")
+    assert html.count('<rect class="box"') == 2
+    assert html.count('<path class="edge"') == 1
+    page = f"/chains/{waiting.chain_id}"
+    assert "The chain is cancelled" in await full.post(f"{page}/cancel", page)
+    assert (await full.get("/chains/ffff")).status_code == 404
+
+
+async def test_dead_letters_are_grouped_and_replayed(app: App, full: Client) -> None:
+    html = await full.text("/dead")
+    assert "<strong>ValueError</strong>" in html
+    assert "has no text" in html
+    html = await full.post("/dead/replay", "/dead", task="embed", error="ValueError")
+    assert "2 replayed." in html
+    assert (await app.stats()).dead == 0
+
+
+async def test_the_system_page_shows_what_the_doctor_finds(app: App, full: Client) -> None:
+    assert "uniqueness among" in await full.text("/system")
+    html = await full.text("/system?examine=1")
+    for finding in await app.doctor():
+        assert finding.message.split("'")[0][:30].split("<")[0] in html
+
+
+async def test_an_unknown_page_gets_a_sentence(client: Client) -> None:
+    response = await client.get("/nonsense")
+    assert response.status_code == 404
+    assert "There is no such page." in response.text
+
+
+async def test_a_store_that_is_gone_gets_a_sentence(
+    app: App, full: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from onejob.errors import StoreUnavailable
+
+    async def gone(*_: object, **__: object) -> None:
+        raise StoreUnavailable("The store cannot be reached.")
+
+    monkeypatch.setattr(app._engine, "find", gone)
+    response = await full.get("/jobs?q=state:active")
+    assert response.status_code == 503
+    assert "The store cannot be reached." in response.text
+    assert "works again as soon as the store answers" in response.text
+
+
+async def test_a_mounted_dashboard_links_to_itself() -> None:
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    async with make_shop("memory://") as app:
+        await fill(app)
+        client = Client(Starlette(routes=[Mount("/ops", dashboard(app))]))
+        for path in PATHS:
+            html = await client.text(f"/ops{path}")
+            links = re.findall(r'(?:href|src|action)="(/[^"]*)"', html)
+            assert links
+            assert [link for link in links if not link.startswith("/ops/")] == []
+
+
+async def test_live_updates_say_when_something_changed(app: App) -> None:
+    from onejob.http.pages.live import events
+
+    class Request:
+        """As much of a request as the stream needs."""
+
+        def __init__(self, site: object) -> None:
+            self.app = site
+
+        async def is_disconnected(self) -> bool:
+            return False
+
+    site = dashboard(app)
+    stream = events(Request(site))  # type: ignore[arg-type]
+    async with asyncio.timeout(20):
+        assert "live" in await anext(stream)
+        await app.tasks["fetch"].enqueue(1)
+        assert "event: changed" in await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]

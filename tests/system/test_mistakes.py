@@ -1,0 +1,321 @@
+"""Mistakes of newcomers: each gets one sentence that says what to write instead."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+
+from onejob import App, Retry, State, Task, Unique, chain, unique
+from onejob.errors import (
+    InvalidCall,
+    InvalidPolicy,
+    InvalidSchedule,
+    OnejobError,
+    UnencodableArgument,
+    UnknownJob,
+)
+from onejob.testing import drain
+
+
+@pytest.fixture
+def app() -> App:
+    return App("memory://")
+
+
+@pytest.fixture
+def mail(app: App) -> Task[..., int]:
+    @app.task
+    async def mail(to: int = 0) -> int:
+        return to
+
+    return cast("Task[..., int]", mail)
+
+
+# ── URLs ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:PASSWORD%zz@h/d",
+        "postgresql://u:PASSWORD x@h/d",
+        "postgresql://u:PASSWORD@[::1/d",
+        "postgres ql://u:PASSWORD@h/d",
+        "postgresql+psycopg://u:PASSWORD@h/d",
+        "redis://u:PASSWORD/x@h",
+        "redis://u:PASSWORD#x@h",
+        "redis://u:PASSWORD?x@h",
+        "redis://u:PASSWORD@[::1",
+        "redis://u:PASSWORD@h:70000",
+        "redis://u:PASSWORD@h/0?bukets=4",
+        "mysql://u:PASSWORD@h/d",
+        "u:PASSWORD@h",
+    ],
+)
+def test_a_url_that_cannot_be_read_does_not_show_its_password(url: str) -> None:
+    with pytest.raises(InvalidCall) as refusal:
+        App(url)
+    assert "PASSWORD" not in repr(refusal.value)
+    assert refusal.value.__cause__ is None
+
+
+# ── names ─────────────────────────────────────────────────────────────────────────────────────────
+
+UNPRINTABLE = ["a\0b", "\ud800", "a\nb", "\x1b[31m"]
+
+
+@pytest.mark.parametrize("name", UNPRINTABLE)
+def test_a_name_is_printable_text(app: App, mail: Task[..., int], name: str) -> None:
+    places: list[Callable[[], object]] = [
+        lambda: app.task(name=name)(lambda: None),
+        lambda: app.task(queue=name)(lambda: None),
+        lambda: app.queue(name),
+        lambda: App("memory://", namespace=name),
+        lambda: app.worker(name=name),
+    ]
+    for place in places:
+        with pytest.raises(InvalidPolicy, match="is printable text"):
+            place()
+    with pytest.raises(InvalidSchedule, match="is printable text"):
+        app.cron("* * * * *", name=name)(mail)
+
+
+@pytest.mark.parametrize("name", UNPRINTABLE)
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres", "redis"])
+async def test_a_strange_id_is_unknown(
+    kind: str, name: str, request: pytest.FixtureRequest, tmp_path: Any
+) -> None:
+    urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path / 'jobs.db'}"}
+    async with App(urls.get(kind) or request.getfixturevalue(f"{kind}_url")) as app:
+        for call in (app.job, app.cancel, app.delete):
+            with pytest.raises(UnknownJob):
+                await call(name)
+        for filters in ({"task": name}, {"queue": name}):
+            with pytest.raises(InvalidCall, match="write printable text"):
+                await app.jobs(**filters)  # type: ignore[arg-type]
+        assert await app.jobs(limit=10**30, offset=10**30) == []
+
+        @app.task
+        async def work() -> None: ...
+
+        job = await app.cancel((await work.enqueue()).job.id, reason="caf\udce9")
+        assert job.reason == r"caf\udce9"
+
+
+async def test_the_message_of_an_error_cannot_forge_a_line_of_the_log(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task(retry=Retry.never())
+    async def fail() -> None:
+        raise ValueError("first\n2026-01-01 ERROR forged \x1b[31mred")
+
+    await fail.enqueue()
+    with caplog.at_level(logging.DEBUG, "onejob"):
+        await drain(app)
+    [message] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert message.endswith(r"ValueError: first\n2026-01-01 ERROR forged \x1b[31mred")
+
+
+# ── declarations ──────────────────────────────────────────────────────────────────────────────────
+
+
+def declare_cron_below_task(app: App) -> None:
+    app.task(app.cron("* * * * *")(lambda: None))
+
+
+def declare_limits(app: App) -> None:
+    app.queue("q", concurrency=1)
+    app.queue("q", concurrency=2)
+
+
+def declare_method(app: App) -> None:
+    class Shop:
+        @app.task
+        def sell(self, what: str) -> None: ...
+
+
+DECLARATIONS: dict[str, tuple[Callable[[App], object], str]] = {
+    "a name instead of a function": (lambda app: app.task("mail"), "write name='mail'"),  # type: ignore[call-overload]
+    "a retention without states": (lambda _: App("memory://", retention="7d"), "names no states: write"),  # type: ignore[arg-type]
+    "cron below task": (declare_cron_below_task, "write @app.cron above @app.task"),
+    "a method": (declare_method, "sell is a method, whose object no worker has"),
+    "two windows": (lambda _: Unique.throttle("10m", within="5m"), "leave within= out"),  # type: ignore[call-arg]
+    "two limits": (
+        declare_limits,
+        "declared twice with different limits",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", DECLARATIONS)
+def test_a_mistake_in_a_declaration_is_named(app: App, mistake: str) -> None:
+    declare, says = DECLARATIONS[mistake]
+    with pytest.raises(InvalidPolicy, match=says):
+        declare(app)
+
+
+def test_a_queue_may_be_declared_again_with_the_same_limits(app: App) -> None:
+    app.task(queue="q")(lambda: None)
+    app.queue("q", concurrency=1)
+    app.queue("q", concurrency=1)
+
+
+# ── calls ─────────────────────────────────────────────────────────────────────────────────────────
+
+CALLS: dict[str, tuple[Callable[[Task[..., int]], object], str]] = {
+    "tasks in a chain": (lambda mail: chain(mail, mail), "<Task mail> is no call: write task.call"),  # type: ignore[arg-type]
+    "a key that is not unique": (lambda mail: mail.options(unique=False, key="k"), "contradict each other"),
+    "an expiry before the delay": (
+        lambda mail: mail.options(delay="1h", expires_in="10m").enqueue_sync(),
+        "mail would expire before its run time",
+    ),
+    "an expiry before the time": (
+        lambda mail: mail.options(
+            run_at=datetime.now(UTC) + timedelta(hours=2), expires_at=datetime.now(UTC) + timedelta(hours=1)
+        ).enqueue_sync(),
+        "mail would expire before its run time",
+    ),
+    "an expiry before the delay in a chain": (
+        lambda mail: chain(mail.call(1), mail.options(delay="1h", expires_in="10m").step()).enqueue_sync(),
+        "mail would expire before its run time",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", CALLS)
+def test_a_mistake_in_a_call_is_named(mail: Task[..., int], mistake: str) -> None:
+    call, says = CALLS[mistake]
+    with pytest.raises(InvalidCall, match=says):
+        call(mail)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({1: 2}, r"The arguments: to has the key 1, which is not text: write '1'"),
+        (object(), "The arguments: to cannot be written as JSON: object has no JSON form"),
+        (float("inf"), "The arguments: to is inf, which JSON cannot express"),
+        ([datetime(2026, 1, 1)], r"The arguments: to\[0\] has no time zone: write an aware datetime"),  # noqa: DTZ001 - the naive one is the case
+    ],
+)
+def test_an_argument_that_cannot_be_stored_is_named(mail: Task[..., int], value: object, says: str) -> None:
+    with pytest.raises(UnencodableArgument, match=says):
+        mail.enqueue_sync(value)
+
+
+async def test_an_argument_of_the_wrong_type_is_refused_and_named(app: App, mail: Task[..., int]) -> None:
+    says = "^The arguments do not fit mail: to: Expected `int`, got `str`.$"
+    with pytest.raises(InvalidCall, match=says):
+        await mail.enqueue("seven")
+    with pytest.raises(InvalidCall, match=says):
+        mail.enqueue_sync("seven")
+    with pytest.raises(InvalidCall, match=says):
+        await app.enqueue_many([mail.call(1), mail.call("seven")])
+    assert await app.jobs() == []
+
+
+async def test_a_stored_argument_of_the_wrong_type_is_named_and_not_retried(app: App) -> None:
+    @app.task(check=False)
+    async def mail(to: int) -> None: ...
+
+    asked = await mail.enqueue("seven")  # type: ignore[arg-type]
+    await drain(app)
+    job = await app.job(asked.job.id)
+    assert (job.state, job.attempt) == (State.DISCARDED, 1)
+    assert job.failures[0]["message"] == "The arguments do not fit mail: to: Expected `int`, got `str`."
+
+
+@pytest.mark.usefixtures("mail")
+def test_resuming_a_queue_that_is_not_there_is_refused(app: App) -> None:
+    with pytest.raises(OnejobError, match="No queue is named 'mial'"):
+        app.queues.resume_sync("mial")
+    app.queues.pause_sync("default")
+    app.queues.resume_sync("default")
+
+
+# ── words of other systems ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        ("delay", "write mail.enqueue_sync"),
+        ("send", "write mail.enqueue_sync"),
+        ("defer", "write mail.enqueue_sync"),
+        ("apply_async", "write mail.options"),
+        ("s", r"write mail.call\("),
+    ],
+)
+def test_a_method_of_another_system_is_answered(mail: Task[..., int], word: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=instead):
+        getattr(mail, word)
+    assert word not in dir(mail)
+    assert not hasattr(mail, word)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "instead"),
+    [
+        ("delay", "5s", "delay=…"),
+        ("countdown", 5, "delay=…"),
+        ("eta", None, "run_at=…"),
+        ("max_retries", 3, r"retry=Retry\(attempts=…\)"),
+    ],
+)
+def test_an_option_beside_the_arguments_is_answered(
+    mail: Task[..., int], option: str, value: object, instead: str
+) -> None:
+    says = rf"unexpected keyword argument '{option}': write \.options\({instead}\)\.enqueue\(…\)\."
+    with pytest.raises(InvalidCall, match=says):
+        mail.enqueue_sync(7, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("countdown", "mail.options has no countdown=: write delay=…"),
+        ("max_retries", r"mail.options has no max_retries=: write retry=Retry\(attempts=…\)"),
+        ("colour", "mail.options has no colour=: leave it out"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_answered(mail: Task[..., int], option: str, says: str) -> None:
+    change: Any = mail.options
+    with pytest.raises(InvalidCall, match=says):
+        change(**{option: 3})
+
+
+def test_a_misspelled_argument_is_named_with_those_there_are(mail: Task[..., int]) -> None:
+    with pytest.raises(InvalidCall, match=r"\(it has no too, but to\)"):
+        mail.enqueue_sync(too=1)
+
+
+def test_the_arguments_of_the_key_may_come_first() -> None:
+    assert Unique("tenant") == Unique(by="tenant")
+
+
+def test_what_is_printed_of_an_app_and_a_policy_is_short_and_has_no_password() -> None:
+    app = App("postgresql://ada:PASSWORD@db/shop?password=PASSWORD", namespace="eu")
+    assert repr(app) == "<App postgresql://db/shop namespace='eu'>"
+    assert repr(Unique.coalesce("x", within="5m")) == (
+        "Unique(by=('x',), within=datetime.timedelta(seconds=300), on_conflict='update', on_active='rerun')"
+    )
+    assert repr(unique.by("x").until("start")) == "unique(by=('x',), until='start')"
+
+
+def test_an_argument_may_be_named_like_an_option(app: App) -> None:
+    @app.task
+    def wait(delay: int, eta: str) -> None: ...
+
+    assert wait.enqueue_sync(delay=5, eta="soon").job.arguments == {"delay": 5, "eta": "soon"}
+
+
+def test_an_option_of_a_task_elsewhere_is_answered(app: App) -> None:
+    declare: Any = app.task
+    with pytest.raises(InvalidPolicy, match=r"no option max_retries=: write retry=Retry\(attempts=…\)"):
+        declare(max_retries=3)(lambda: None)
+    with pytest.raises(InvalidPolicy, match=r"no option prioritty=\.$"):
+        declare(prioritty=3)(lambda: None)
