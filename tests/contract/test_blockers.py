@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from onejob.engine import engine
 from onejob.engine.engine import with_reach
 from onejob.engine.steps import admission_step
 from onejob.errors import BlockerCycle, InvalidCall, JobCancelled, JobFailed, UnknownJob
+from onejob.stores.contract import Clocked
 from onejob.stores.flow import Flow
 from onejob.stores.queries import Awaiting, Blocked
 from onejob.tasks.task import builder_of
@@ -96,6 +98,30 @@ async def test_a_job_waits_until_all_its_blockers_have_completed(app: App) -> No
     assert await state_of(app, total) is State.AVAILABLE
     await work(app)
     assert await total.result(5) == 17
+
+
+async def test_times_agree_although_clients_estimate_the_clock_differently(
+    app: App, store: Clocked, clock: Clock
+) -> None:
+    add, give = adder(app), number(app)
+    ones = [await give.enqueue(n) for n in (1, 2)]
+    total = await add.options(after=ones).enqueue(10)
+    first, second = await lease(app)
+    store.use_clock(lambda: clock() + timedelta(milliseconds=9))  # a client that is ahead
+    ends = [await complete(app, first, 1)]
+    store.use_clock(clock)
+    await notify(app, ends)
+    store.use_clock(lambda: clock() + timedelta(milliseconds=5))
+    ends.append(await complete(app, second, 2))
+    store.use_clock(lambda: clock() + timedelta(milliseconds=10))
+    await notify(app, ends[1:])
+    assert await state_of(app, total) is State.AVAILABLE
+    store.use_clock(clock)
+    await work(app)
+    job = await app.job(total.job.id)
+    times = [*(one.finished_at for one in ends), job.run_at, job.started_at, job.finished_at]
+    known = [time for time in times if time is not None]
+    assert known[-3:] == times[-3:] == sorted(known)[-3:]
 
 
 async def test_results_are_typed_and_in_order(app: App) -> None:

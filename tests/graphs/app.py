@@ -7,11 +7,10 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from onejob import App, Retry, Unique, current
-from onejob.core.step import Step
 from onejob.worker import chores
 
 RETRY = Retry(attempts=1000, base=0, factor=1, jitter=0)
@@ -40,20 +39,22 @@ def declare(app: App) -> None:
         return total + 1
 
 
-class DeadlyApply:
-    """A store's `apply` that sometimes kills its process: before the write, or after it."""
+class Deadly:
+    """A store's method that sometimes kills its process: before the write, or after it."""
 
-    def __init__(self, app: App, probability: float, chance: random.Random) -> None:
-        self._apply = app._engine.store.apply
+    def __init__(
+        self, method: Callable[..., Awaitable[Any]], probability: float, chance: random.Random
+    ) -> None:
+        self._method = method
         self._probability = probability
         self._chance = chance
 
-    async def __call__(self, steps: Sequence[Step[Any]]) -> list[Any]:
-        """Apply steps, unless the process dies first."""
+    async def __call__(self, *args: Any, **options: Any) -> Any:
+        """Call the method, unless the process dies first."""
         self._maybe_die()
-        answers = await self._apply(steps)
+        answer = await self._method(*args, **options)
         self._maybe_die()
-        return answers
+        return answer
 
     def _maybe_die(self) -> None:
         if self._chance.random() < self._probability:
@@ -65,7 +66,9 @@ async def work(url: str, probability: float, seed: int) -> None:
     chores.SWEEP_EVERY = 0.3
     app = open_app(url)
     async with app:
-        app._engine.store.apply = DeadlyApply(app, probability, random.Random(seed))  # type: ignore[method-assign]
+        store, chance = app._engine.store, random.Random(seed)
+        store.apply = Deadly(store.apply, probability, chance)  # type: ignore[method-assign]
+        store.lease = Deadly(store.lease, probability, chance)  # type: ignore[method-assign]
         await app.worker(concurrency=4, lease="1s").run()
 
 

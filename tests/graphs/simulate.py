@@ -51,6 +51,13 @@ class DeadlyStore:
         self._maybe_die()
         return answers
 
+    async def lease(self, wanted: Any, after: Any = ()) -> Any:
+        """Settle and start, unless the process dies before; it may also die after."""
+        self._maybe_die()
+        leased = await self._store.lease(wanted, after)
+        self._maybe_die()
+        return leased
+
     def tally(self, _tallies: Any) -> None:
         """Count nothing: a thread of a dead process may still call this."""
 

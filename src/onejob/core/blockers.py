@@ -7,6 +7,7 @@ job: the caller that ends a chain notifies its dependants, and notifying one twi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 
 import msgspec
 
@@ -21,6 +22,7 @@ class Ending(msgspec.Struct, frozen=True):
     arrival: bytes
     heir: str | None = None
     why: str = ""
+    at: datetime | None = None
 
 
 def ending(tail: Job) -> Ending | None:
@@ -30,8 +32,9 @@ def ending(tail: Job) -> Ending | None:
     if tail.superseded_by is not None:
         return Ending(Arrival.AWAITED, heir=tail.superseded_by)
     if tail.state is State.COMPLETED:
-        return Ending(Arrival.COMPLETED)
-    return Ending(Arrival.FAILED, why=f"chain {tail.chain_id} ended {tail.state} ({tail.reason})")
+        return Ending(Arrival.COMPLETED, at=tail.finished_at)
+    why = f"chain {tail.chain_id} ended {tail.state} ({tail.reason})"
+    return Ending(Arrival.FAILED, why=why, at=tail.finished_at)
 
 
 def named(chains: Iterable[str]) -> bytes:
@@ -67,8 +70,12 @@ def notify(view: View, *, endings: Mapping[str, Ending]) -> Changes[Job | None]:
 
 
 def record(job: Job, news: Mapping[str, Ending]) -> Job:
-    """Return the job with how each chain has ended; a superseded chain is replaced by its heir."""
-    chains, arrived = job.awaits, bytearray(job.arrived or b"")
+    """Return the job with how each chain has ended; a superseded chain is replaced by its heir.
+
+    Its run time is not before the end of a chain, so that the times agree although each client estimates the
+    store's clock.
+    """
+    chains, arrived, run_at = job.awaits, bytearray(job.arrived or b""), job.run_at
     for index, chain in enumerate(chains):
         end = news.get(chain)
         if end is None or arrived[index : index + 1] != Arrival.AWAITED:
@@ -77,8 +84,9 @@ def record(job: Job, news: Mapping[str, Ending]) -> Job:
             chains[index] = end.heir
         elif end.arrival == Arrival.COMPLETED or job.traits & Trait.AFTER_ALL:
             arrived[index : index + 1] = end.arrival
+            run_at = max(run_at, end.at or run_at)
     blockers = job.blockers if chains == job.awaits else msgspec.json.encode(chains)
-    return alter(job, blockers=blockers, arrived=bytes(arrived))
+    return alter(job, blockers=blockers, arrived=bytes(arrived), run_at=run_at)
 
 
 def failures(job: Job, news: Mapping[str, Ending]) -> list[str]:

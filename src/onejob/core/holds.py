@@ -86,7 +86,7 @@ def finish(job: Job, state: State, now: datetime, *, reason: str | None = None, 
     return alter(
         job,
         state=state,
-        finished_at=now,
+        finished_at=max(now, job.started_at or now),
         kept_until=now + job.retention.of(state),
         reason=reason,
         lease_until=None,

@@ -58,7 +58,7 @@ def start(view: View, *, worker: str, lease: timedelta) -> Changes[Job | None]:
         state=State.ACTIVE,
         attempt=job.attempt + 1,
         token=job.token + 1,
-        started_at=view.now,
+        started_at=max(view.now, job.run_at),  # the client that set the run time may estimate a later clock
         worker=worker,
         lease_until=view.now + lease,
         stand=None if releases else job.stand,
