@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
@@ -140,17 +141,13 @@ def test_the_public_names_are_these() -> None:
 
 @pytest.mark.parametrize("owner", VISIBLE, ids=lambda owner: owner.__name__)
 def test_nothing_internal_is_visible(owner: type) -> None:
-    found = {name for name in {*dir(owner), *set_in_init(owner)} if not name.startswith("_")}
+    found = {name for name in {*dir(owner), *attributes_set(owner)} if not name.startswith("_")}
     assert {name.removesuffix("_sync") for name in found} == VISIBLE[owner]
 
 
-def set_in_init(owner: type) -> set[str]:
-    """Return the public attributes that an instance gets when it is made."""
-    made = vars(owner).get("__init__")
-    source = "" if made is None else inspect.getsource(made)
-    return {
-        line.split(" =")[0].strip()[5:] for line in source.splitlines() if line.strip().startswith("self.")
-    }
+def attributes_set(owner: type) -> set[str]:
+    """Return the attributes that the methods of a class set."""
+    return set(re.findall(r"^ +self\.(\w+)(?:: [^=]+)? = ", inspect.getsource(owner), re.MULTILINE))
 
 
 def test_the_names_of_the_testing_kit_are_these() -> None:

@@ -130,6 +130,10 @@ class App:
         self._place = shown(url) if store is None else f"on {type(store).__name__}"
         self._registry = Registry(None if lifespan is None else lambda: lifespan(self))
         self._tasks: dict[str, Task[..., Any]] = {}
+        self._add_groups()
+
+    def _add_groups(self) -> None:
+        """Add the groups of methods that concern one subject each."""
         self.dead = DeadLetters(self._engine, self._registry)
         self.queues = Queues(self._engine, self._registry)
         self.schedules = Schedules(self._engine, self._registry)

@@ -242,25 +242,12 @@ class Task(Generic[P, R]):
         Example:
             >>> await send_invoice.options(delay="30s", priority=5).enqueue(9)
         """
+        when = {"delay": delay, "run_at": run_at, "expires_at": expires_at, "expires_in": expires_in}
+        order = {"queue": queue, "priority": priority, "after": after}
+        policies = {"unique": unique, "key": key, "exclude": exclude, "retry": retry, "timeout": timeout}
+        rest = {"meta": meta, "force": force or None, "connection": connection}
         given = chosen_options(
-            self.name,
-            unknown,
-            delay=delay,
-            run_at=run_at,
-            priority=priority,
-            queue=queue,
-            unique=unique,
-            key=key,
-            meta=meta,
-            retry=retry,
-            timeout=timeout,
-            force=force or None,
-            connection=connection,
-            expires_at=expires_at,
-            expires_in=expires_in,
-            after=after,
-            on_blocker_failure=on_blocker_failure,
-            exclude=exclude,
+            self.name, unknown, **when, **order, **policies, **rest, on_blocker_failure=on_blocker_failure
         )
         return Task(self._builder.with_options(**given))
 
