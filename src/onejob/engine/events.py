@@ -153,10 +153,10 @@ def events_of(steps: Sequence[Step[Any]], answers: Sequence[Any]) -> list[Event]
     """Return what steps that were written have done, in order; `steps` as `watch` returned them."""
     found: list[Event] = []
     for step, answer in zip(steps, answers, strict=True):
-        if isinstance(answer, Verdict):
-            _add_admission(found, answer, _asked(step, answer))
-        elif isinstance(answer, Settled):
+        if isinstance(answer, Settled):
             _add_settlement(found, step, answer)
+        elif isinstance(answer, Verdict):
+            _add_admission(found, answer, _asked(step, answer))
         elif isinstance(answer, Ticked) and answer.verdict is not None:
             _add_admission(found, answer.verdict, answer.verdict.job)
         if isinstance(step.act, WatchedAct) and not isinstance(answer, Exception):
@@ -196,7 +196,9 @@ def _add_admission(found: list[Event], verdict: Verdict, asked: Job) -> None:
 def _add_settlement(found: list[Event], step: Step[Any], settled: Settled) -> None:
     """Add how a run ended, unless it was handed back or snoozed, and the job that continues its chain."""
     job, following = settled.job, settled.continuation
-    kind, run = ENDS.get(job.state), step if isinstance(step, RunStep) else None
+    # Most runs complete, and members of an enum hash slowly.
+    kind = "completed" if job.state is State.COMPLETED else ENDS.get(job.state)
+    run = step if isinstance(step, RunStep) else None
     if kind is not None:
         found.append(
             Event(
