@@ -1,79 +1,100 @@
 """What hooks cost: keyed enqueues, duplicates and a drain, with a hook for every event and without any.
 
-Run it with `python -m bench.hooks [URL]`. Both sides take turns, so that a busy machine slows
-both; the best round of each counts.
+Run it with `python -m bench.hooks [URL]`. The side with hooks also records the callers of absorbed requests,
+the other does not; `bench.recording` measures what requests cost that are recorded for advice. Both sides are
+in one process and take turns at a few hundred calls, so that whatever else the machine does slows both. The
+ratio is the median of the turns' ratios of processor time. A URL names a store that both share; without one,
+each has a SQLite file.
 """
 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from itertools import count
 from pathlib import Path
 
 from onejob import App, Event, Unique
 from onejob.engine.hooks import KINDS
 from onejob.testing import drain
 
-JOBS = 2000
-ROUNDS = 15
+JOBS = 200
+TURNS = 120
+
+Act = Callable[[], Awaitable[None]]
 
 
-async def measure(url: str, *, hooked: bool) -> dict[str, float]:
-    """Return operations per second of processor time, which other programs on the machine change less."""
-    heard = 0
+class Side:
+    """An app with a hook for every event, or without any."""
 
-    def count(_: Event) -> None:
-        nonlocal heard
-        heard += 1
-
-    async with App(url) as app:
+    def __init__(self, app: App, *, hooked: bool) -> None:
+        self.app = app
+        self.heard = 0
+        self._numbers: Iterator[int] = count(1)
 
         @app.task(unique=Unique(by="n"))
         async def work(n: int) -> None: ...
 
+        self._work = work
         for kind in KINDS if hooked else ():
-            app.on(kind)(count)  # type: ignore[arg-type]
+            app.on(kind)(self._hear)  # type: ignore[arg-type]
 
-        async def enqueue() -> None:
-            for number in range(JOBS):
-                await work.enqueue(number)
+    def _hear(self, _: Event) -> None:
+        self.heard += 1
 
-        async def repeat() -> None:
-            for _ in range(JOBS):
-                await work.enqueue(0)
+    async def enqueue(self) -> None:
+        """Enqueue new keys."""
+        for _ in range(JOBS):
+            await self._work.enqueue(next(self._numbers))
 
-        async def finish() -> None:
-            await drain(app, concurrency=32)
+    async def repeat(self) -> None:
+        """Enqueue a key that is held."""
+        for _ in range(JOBS):
+            await self._work.enqueue(1)
 
-        rates = {
-            "keyed": await rate(enqueue),
-            "duplicates": await rate(repeat),
-            "drain": await rate(finish),
-        }
-        assert heard == (4 * JOBS + 2 if hooked else 0)
-        return rates
+    async def finish(self) -> None:
+        """Run what waits."""
+        await drain(self.app, concurrency=32)
+        self._numbers = count(1)
 
 
-async def rate(act: Callable[[], Awaitable[None]]) -> float:
+async def seconds(act: Act) -> float:
+    """Return the processor time that an act takes."""
     began = time.process_time()
     await act()
-    return JOBS / (time.process_time() - began)
+    return time.process_time() - began
+
+
+async def measure(urls: tuple[str, str]) -> dict[str, list[tuple[float, float]]]:
+    """Return the seconds without and with hooks of every turn, by what was measured."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    async with AsyncExitStack() as stack:
+        bare = App(urls[0], namespace="off", record_callers=False)
+        off = Side(await stack.enter_async_context(bare), hooked=False)
+        on = Side(await stack.enter_async_context(App(urls[1], namespace="on")), hooked=True)
+        for turn in range(TURNS):
+            for what in ("enqueue", "repeat", "finish"):
+                sides = (off, on) if turn % 2 else (on, off)
+                took = {side: await seconds(getattr(side, what)) for side in sides}
+                found.setdefault(what, []).append((took[off], took[on]))
+        assert (off.heard, on.heard) == (0, TURNS * (4 * JOBS + 2))  # a worker starts and stops
+    return found
 
 
 def main() -> None:
     """Print the rates with and without hooks, and their ratios."""
-    found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
-    for number in range(ROUNDS):
-        for hooked in (False, True) if number % 2 else (True, False):
-            with tempfile.TemporaryDirectory() as folder:
-                url = sys.argv[1] if sys.argv[1:] else f"sqlite:///{Path(folder) / 'jobs.db'}"
-                found[hooked].append(asyncio.run(measure(url, hooked=hooked)))
-    for what in found[True][0]:
-        off, on = (max(one[what] for one in found[hooked]) for hooked in (False, True))
-        print(f"{what:10}  off {off:9,.0f}/s  on {on:9,.0f}/s  ratio {on / off:.3f}")
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as folder:
+        files = tuple(f"sqlite:///{Path(folder) / name}.db" for name in ("off", "on"))
+        found = asyncio.run(measure((sys.argv[1], sys.argv[1]) if sys.argv[1:] else (files[0], files[1])))
+    for what, turns in found.items():
+        off, on = (JOBS / statistics.median(turn[side] for turn in turns) for side in (0, 1))
+        ratio = statistics.median(one / other for one, other in turns)
+        print(f"{what:8}  off {off:9,.0f}/s  on {on:9,.0f}/s  ratio {ratio:.3f}")
 
 
 if __name__ == "__main__":

@@ -170,11 +170,17 @@ def hostname() -> str:
     return socket.gethostname()
 
 
+@lru_cache(maxsize=1024)
+def is_internal(module: str) -> bool:
+    """Return whether a module makes requests for others."""
+    return module.startswith(INTERNAL)
+
+
 def find_caller() -> tuple[str, int]:
     """Return the file and line outside of onejob that led here; empty if there is none."""
     frame = inspect.currentframe()
     while frame is not None:
-        if not frame.f_globals.get("__name__", "").startswith(INTERNAL):
+        if not is_internal(frame.f_globals.get("__name__", "")):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return "", 0

@@ -85,14 +85,13 @@ class Engine:
 
     async def apply(self, steps: Sequence[Step[T]], connection: Any = None) -> list[T | OnejobError]:
         """Apply steps and do their follow-up work; with `connection`, inside the caller's transaction."""
-        return await self._apply(steps, NONE, connection)
+        return await self._apply(self._confined(steps), NONE, connection)
 
     def apply_sync(self, steps: Sequence[Step[T]], connection: Any = None) -> list[T | OnejobError]:
         """Blocking variant of `apply`."""
-        return self._apply_sync(steps, NONE, connection)
+        return self._apply_sync(self._confined(steps), NONE, connection)
 
-    async def _apply(self, steps: Sequence[Step[Any]], own: Mapping[str, Job], connection: Any) -> list[Any]:
-        asked = self._confined(steps)
+    async def _apply(self, asked: Sequence[Step[Any]], own: Mapping[str, Job], connection: Any) -> list[Any]:
         answers = await self._write(asked, own, connection)
         if self.hooks.registered and (found := events_of(asked, answers)):
             if isinstance(asked[0], RunStep):
@@ -102,11 +101,12 @@ class Engine:
         return answers
 
     def _confined(self, steps: Sequence[Step[Any]]) -> list[Step[Any]]:
+        """Return steps that see only this namespace, watched if there are hooks; admissions need neither."""
         self.is_used = True
         confined = [confine(step, self.namespace) for step in steps]
         return watch(confined) if self.hooks.registered else confined
 
-    async def _write(self, asked: list[Step[Any]], own: Mapping[str, Job], connection: Any) -> list[Any]:
+    async def _write(self, asked: Sequence[Step[Any]], own: Mapping[str, Job], connection: Any) -> list[Any]:
         if connection is None:
             answers = await self.store.apply(asked)
         else:
@@ -116,14 +116,13 @@ class Engine:
         flow = follow_up(asked, answers, self.namespace, own, committed=connection is None)
         return await self.run_flow(flow, connection)
 
-    def _apply_sync(self, steps: Sequence[Step[Any]], own: Mapping[str, Job], connection: Any) -> list[Any]:
-        asked = self._confined(steps)
+    def _apply_sync(self, asked: Sequence[Step[Any]], own: Mapping[str, Job], connection: Any) -> list[Any]:
         answers = self._write_sync(asked, own, connection)
         if self.hooks.registered and (found := events_of(asked, answers)):
             self.hooks.fire_sync(found, connection)
         return answers
 
-    def _write_sync(self, asked: list[Step[Any]], own: Mapping[str, Job], connection: Any) -> list[Any]:
+    def _write_sync(self, asked: Sequence[Step[Any]], own: Mapping[str, Job], connection: Any) -> list[Any]:
         if connection is None:
             answers = self.store.apply_sync(asked)
         else:
@@ -242,6 +241,7 @@ class Engine:
 
     def _admission_steps(self, requests: Sequence[Request], connection: Any) -> Iterator[list[AdmissionStep]]:
         """Yield the steps that decide about requests, in parts that share one commit."""
+        self.is_used = True
         whole = connection is not None or len(requests) <= BATCH
         for part in [requests] if whole else batches(requests, BATCH):
             yield [admission_step(request, self.sealer) for request in part]
