@@ -29,7 +29,7 @@ ENDS: dict[State, Kind] = {
     State.DISCARDED: "discarded",
 }
 
-ADMITTED = (Outcome.CREATED, Outcome.FORCED, Outcome.REPLACED)  # a tuple: members of an enum hash slowly
+ADMITTED = {Outcome.CREATED, Outcome.FORCED, Outcome.REPLACED}
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,9 +196,7 @@ def _add_admission(found: list[Event], verdict: Verdict, asked: Job) -> None:
 def _add_settlement(found: list[Event], step: Step[Any], settled: Settled) -> None:
     """Add how a run ended, unless it was handed back or snoozed, and the job that continues its chain."""
     job, following = settled.job, settled.continuation
-    # Most runs complete, and members of an enum hash slowly.
-    kind = "completed" if job.state is State.COMPLETED else ENDS.get(job.state)
-    run = step if isinstance(step, RunStep) else None
+    kind, run = ENDS.get(job.state), step if isinstance(step, RunStep) else None
     if kind is not None:
         found.append(
             Event(
