@@ -9,7 +9,7 @@ from time import monotonic
 
 import pytest
 
-from onejob import App, State
+from onejob import App, State, Unique
 from onejob.http import dashboard
 from onejob.http.pages.samples import count
 from tests.dashboard.shop import HUGE, PATHS, Client, fill, make_shop
@@ -44,6 +44,35 @@ async def test_the_overview_accounts_for_every_request(app: App, full: Client) -
     html = await full.text("/")
     assert f"Requests received: {jobs + 10 - rerun}. They made the {jobs} jobs in the store" in html
     assert "Lost: 0. No job waits behind a job that has ended or is gone." in html
+
+
+def figures(html: str) -> dict[str, str]:
+    """Return the cards of a page: label and figure."""
+    return dict(re.findall(r'<dt>([^<]*)</dt><dd class="figure">([^<]*)</dd>', html))
+
+
+async def test_overview_and_dedup_count_a_rerun_once(app: App) -> None:
+    runs, ends = asyncio.Event(), asyncio.Event()
+
+    @app.task(unique=Unique.coalesce(by="number"))
+    async def reindex(number: int) -> None:  # noqa: ARG001 - the key
+        runs.set()
+        await ends.wait()
+
+    await reindex.enqueue(1)
+    working = asyncio.create_task(app.worker(drain=True).run())
+    await runs.wait()
+    outcomes = [(await reindex.enqueue(1)).outcome for _ in range(2)]
+    assert outcomes == ["rerun", "kept"]  # both are absorbed, and the first creates a job
+    ends.set()
+    await working
+    client = Client(dashboard(app))
+    overview, dedup = await client.text("/"), await client.text("/dedup")
+    assert "Requests received: 3. They made the 2 jobs in the store, or were absorbed: 2." in overview
+    assert [figures(dedup)[name] for name in ("Requests", "Jobs", "Absorbed")] == ["3", "2", "2"]
+    assert figures(overview)["Absorbed"] == "2"
+    for page in (overview, dedup):
+        assert "67 % of requests" in page  # two of three were absorbed, on both pages
 
 
 async def test_a_lost_job_leads_to_the_doctor(app: App) -> None:

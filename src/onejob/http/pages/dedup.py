@@ -73,7 +73,11 @@ def served(
 
 def by_task(absorbed: Mapping[str, Mapping[str, int]]) -> list[tuple[str, dict[str, int], int]]:
     """Return the counts of each task by outcome, and their sum, the largest first."""
-    rows = [(task, dict(outcomes), sum(outcomes.values())) for task, outcomes in absorbed.items()]
+    counted = {
+        task: {name: outcomes[name] for name in OUTCOMES if name in outcomes}
+        for task, outcomes in absorbed.items()
+    }
+    rows = [(task, outcomes, sum(outcomes.values())) for task, outcomes in counted.items() if outcomes]
     return sorted(rows, key=lambda row: (-row[2], row[0]))
 
 

@@ -80,7 +80,7 @@ async def counts(request: Request) -> dict[str, str]:
     sample = await state_of(request).sampler.sample()
     held = number(len(sample.holders)) + ("+" if len(sample.holds) >= MOST_HOLDS else "")
     return {
-        "jobs": number(sample.jobs),
+        "jobs": number(sample.requests.created),
         "dedup": held,
         "queues": number(len(sample.queues)),
         "cron": number(sample.schedules),

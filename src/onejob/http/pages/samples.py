@@ -21,8 +21,33 @@ EVERY = 5.0  # seconds between the points of the chart
 HISTORY = timedelta(hours=1)
 MOST_HOLDS = 500
 MOST_NEW = 500  # jobs that are read to count those that were created since the last point
-ABSORBED = ("kept", "updated", "rejected", "stale")  # outcomes that leave no job of their own
+WITHOUT_JOB = ("kept", "updated", "rejected", "stale")  # absorbed requests that have no job of their own
+ABSORBED = (*WITHOUT_JOB, "rerun")
 PATIENCE = 20  # a count that takes long is repeated after this many times as long
+
+
+@dataclass(frozen=True)
+class Requests:
+    """How many requests were received, how many jobs they created, and how many were absorbed (ADR 0055).
+
+    A rerun is absorbed and creates a job, so `received` can be less than the sum of the others.
+    """
+
+    received: int
+    created: int  # jobs that are in the store
+    absorbed: int
+
+    def share(self, number: int) -> str:
+        """Return a number as a percentage of the received requests, and nothing if there are none."""
+        return f"{100 * number / self.received:.0f} %" if self.received else ""
+
+
+def count_requests(stats: Stats) -> Requests:
+    """Count requests by their outcome; shadow outcomes and missed ticks are no requests of their own."""
+    created = sum(stats.by_state.values())
+    totals = {name: sum(one.get(name, 0) for one in stats.absorbed.values()) for name in ABSORBED}
+    without_job = sum(totals[name] for name in WITHOUT_JOB)
+    return Requests(created + without_job, created, sum(totals.values()))
 
 
 @dataclass(frozen=True)
@@ -42,24 +67,9 @@ class Sample:
         return [job for job in self.holds if job.is_holder]
 
     @property
-    def jobs(self) -> int:
-        """How many jobs the store has."""
-        return sum(self.stats.by_state.values())
-
-    @property
-    def absorbed(self) -> int:
-        """How many requests have been absorbed."""
-        return sum(number for outcomes in self.stats.absorbed.values() for number in outcomes.values())
-
-    @property
-    def received(self) -> int:
-        """How many requests were received whose jobs are in the store or that were absorbed (ADR 0055).
-
-        A rerun is absorbed and has a job, too. Shadow outcomes and missed ticks are counted, but are no
-        requests of their own.
-        """
-        counted = [outcomes.get(name, 0) for outcomes in self.stats.absorbed.values() for name in ABSORBED]
-        return self.jobs + sum(counted)
+    def requests(self) -> Requests:
+        """How many requests were received, created a job or were absorbed."""
+        return count_requests(self.stats)
 
     @property
     def times(self) -> Mapping[str, Times]:
@@ -157,7 +167,7 @@ class Sampler:
         created = await self._created(before)
         if before is not None:
             seconds = (now.at - before.at).total_seconds()
-            absorbed = max(now.absorbed - before.absorbed, 0)
+            absorbed = max(now.requests.absorbed - before.requests.absorbed, 0)
             self.points.append(Point(now.at, seconds, created, absorbed))
 
     async def _created(self, before: Sample | None) -> float:
