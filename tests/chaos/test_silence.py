@@ -83,6 +83,17 @@ async def test_a_first_connection_that_stays_silent_ends_within_the_limit(silent
     await app.close()
 
 
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_call_to_a_server_that_refuses_connections_ends_within_the_limit(
+    shop: Shop, call: str
+) -> None:
+    await shop.mail.enqueue(0)
+    shop.proxy.close()
+    # `stats` asks the store twice: it writes the counters first.
+    with within(LIMIT * 2 + 1), pytest.raises(StoreUnavailable):
+        await CALLS[call](shop)
+
+
 async def test_a_worker_recovers_once_new_connections_work(shop: Shop) -> None:
     first = await shop.mail.enqueue(1)
     async with shop.app.worker(lease="5s", grace="1s"):

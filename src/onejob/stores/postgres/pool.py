@@ -97,8 +97,9 @@ class Pool:
             return None
 
     async def connect(self) -> StoreConnection:
-        """Open a connection; wait for a server that restarts."""
-        server, ends = self.server, time.monotonic() + self.server.admission_timeout
+        """Open a connection; wait for a server that restarts, but no longer than a call may take."""
+        server = self.server
+        ends = time.monotonic() + min(server.admission_timeout, server.store_timeout)
         settings = server.settings(own=self._own)
         while True:
             try:
