@@ -248,6 +248,9 @@ def test_resuming_a_queue_that_is_not_there_is_refused(app: App) -> None:
         ("defer", "write mail.enqueue_sync"),
         ("apply_async", "write mail.options"),
         ("s", r"write mail.call\("),
+        ("delay_on_commit", r"write mail.options\(connection=…\)"),
+        ("schedule", "write mail.options"),
+        ("kiq", "write await mail.enqueue"),
     ],
 )
 def test_a_method_of_another_system_is_answered(mail: Task[..., int], word: str, instead: str) -> None:
@@ -317,5 +320,11 @@ def test_an_option_of_a_task_elsewhere_is_answered(app: App) -> None:
     declare: Any = app.task
     with pytest.raises(InvalidPolicy, match=r"no option max_retries=: write retry=Retry\(attempts=…\)"):
         declare(max_retries=3)(lambda: None)
+    with pytest.raises(InvalidPolicy, match="no option job_timeout=: write timeout=…"):
+        declare(job_timeout=60)(lambda: None)
+    with pytest.raises(
+        InvalidPolicy, match=r"no option job_id=: write task\.options\(key=…\)\.enqueue\(…\) for"
+    ):
+        declare(job_id="a")(lambda: None)
     with pytest.raises(InvalidPolicy, match=r"no option prioritty=\.$"):
         declare(prioritty=3)(lambda: None)

@@ -15,7 +15,20 @@ import msgspec
 import pytest
 
 import onejob
-from onejob import App, Cancel, Discard, Replay, Retry, RetryLater, Snooze, State, Task, Unique, current
+from onejob import (
+    App,
+    Cancel,
+    Discard,
+    Replay,
+    Retry,
+    RetryLater,
+    Snooze,
+    State,
+    Task,
+    Unique,
+    current,
+    group,
+)
 from onejob.core.leasing import Lease
 from onejob.core.step import Step
 from onejob.errors import InvalidCall, JobCancelled, JobFailed, NoCurrentJob, ResultError
@@ -673,7 +686,7 @@ async def test_waiting_for_a_result_has_an_end(app: App) -> None:
     async def work() -> None: ...
 
     asked = await work.enqueue()
-    with pytest.raises(TimeoutError, match=r"\(work\) is still available after 10ms, and no worker has"):
+    with pytest.raises(TimeoutError, match=r"\(work\) is still available after 10ms\. It is due, but no"):
         await asked.result(timeout=0.01)
     with pytest.raises(TimeoutError, match="is still available after 10ms"):
         await asked.result(timeout="10ms")
@@ -687,6 +700,36 @@ async def test_waiting_for_a_result_has_an_end(app: App) -> None:
         await asyncio.to_thread(asked.result_sync, 0.01)
     async with app.worker():
         await asked.result(PATIENCE)
+
+
+async def test_a_timeout_says_what_the_job_waits_for(app: App) -> None:
+    app.queue("mail")
+
+    @app.task
+    async def work() -> None: ...
+
+    @app.task(unique=Unique.coalesce())
+    async def refresh(number: int) -> None: ...
+
+    later = await work.options(delay="1h").enqueue()
+    blocked = await work.options(after=later).enqueue()
+    paused = await work.options(queue="mail").enqueue()
+    await app.queues.pause("mail")
+    members = await group(work.call(), work.call()).enqueue()
+    replaced = await refresh.enqueue(1)
+    newer = await refresh.options(unique=Unique(on_conflict="replace")).enqueue(1)
+    assert newer.outcome == "replaced"
+
+    expected = {
+        later.result: r"is still scheduled after 10ms\. It is scheduled for",
+        blocked.result: rf"is still pending .* It waits for chain {later.job.id}, which is scheduled",
+        paused.result: r"It is due, but queue 'mail' is paused: onejob resume APP mail$",
+        members.results: rf"Job {members.admissions[0].job.id} \(work\) is still available after 10ms",
+        replaced.result: rf"Job {newer.job.id} \(refresh\) is still available after 10ms",
+    }
+    for wait, sentence in expected.items():
+        with pytest.raises(TimeoutError, match=sentence):
+            await wait(timeout="10ms")
 
 
 async def test_every_caller_gets_the_one_result(app: App) -> None:

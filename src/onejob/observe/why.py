@@ -15,11 +15,11 @@ from onejob.core.text import number_of
 from onejob.engine.absorbed_log import KIND, AbsorbedRequest, read_entry
 from onejob.engine.engine import Engine
 from onejob.observe.compare import Difference, compare
-from onejob.observe.why_job import JobStory
 from onejob.stores.queries import ByKey
 from onejob.tasks.call import Call, parts_of
 from onejob.tasks.explain import Explanation, explain
 from onejob.tasks.registry import Registry
+from onejob.tasks.why_job import JobStory
 
 KEY = re.compile("[0-9a-fA-F]{64}")
 LATEST = 20  # entries of the log that an answer shows

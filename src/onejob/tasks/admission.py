@@ -125,7 +125,7 @@ class Admission(msgspec.Struct, Generic[R], frozen=True, eq=False):
             TimeoutError: The job did not end in time.
         """
         refuse_deadlock(self.job)
-        async with within(timeout, self._engine, self.job.chain_id):
+        async with within(timeout, self._engine, self._registry, [self.job.chain_id]):
             async for job in follow(self._engine, self.job.id):
                 if job.is_terminal:
                     returns = self._registry.returns(job.task)  # a family has several tasks
@@ -146,7 +146,7 @@ class Admission(msgspec.Struct, Generic[R], frozen=True, eq=False):
             TimeoutError: The run did not finish in time.
         """
         refuse_deadlock(self.job)
-        async with within(timeout, self._engine, self.job.chain_id):
+        async with within(timeout, self._engine, self._registry, [self.job.chain_id]):
             await cover(self._engine, self.job.id, self.job.token)
 
     def result_sync(self, timeout: Duration | None = None) -> R:
@@ -159,4 +159,5 @@ class Admission(msgspec.Struct, Generic[R], frozen=True, eq=False):
 
 
 engine_of: Callable[[Admission[Any]], Engine] = attrgetter("_engine")
-"""Return the engine that gave an admission; its attributes are not shown to users."""
+registry_of: Callable[[Admission[Any]], Registry] = attrgetter("_registry")
+"""Return the engine and the registry that gave an admission; its attributes are not shown to users."""

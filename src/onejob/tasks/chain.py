@@ -91,7 +91,7 @@ class Chain(Generic[R]):
             WouldDeadlock: The chain cannot end before the present run does.
             TimeoutError: The chain did not end in time.
         """
-        async with within(timeout, self._engine, await self._whole_id()):
+        async with within(timeout, self._engine, self._registry, [await self._whole_id()]):
             tail = await self._ended()
         return cast("R", result_of(self._engine, tail, self._registry.returns(tail.task)))
 

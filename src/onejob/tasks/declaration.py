@@ -16,7 +16,7 @@ from onejob.core.policy import Unique
 from onejob.core.text import is_name
 from onejob.errors import InvalidPolicy, WeakStore
 from onejob.stores.contract import Guarantees
-from onejob.tasks.foreign import POLICIES
+from onejob.tasks.foreign import instead_of_policy
 from onejob.tasks.signature import Signature
 
 log = logging.getLogger("onejob")
@@ -119,7 +119,8 @@ def check_declaration(task: Declaration) -> Declaration:
 def refuse_unknown(task: str, options: Iterable[str]) -> None:
     """Raise InvalidPolicy for an option that tasks do not have."""
     for option in options:
-        cure = f": write {POLICIES[option]}" if option in POLICIES else ""
+        instead = instead_of_policy(option)
+        cure = "" if instead is None else f": write {instead}"
         raise InvalidPolicy(f"{task}: app.task has no option {option}={cure}.")
 
 

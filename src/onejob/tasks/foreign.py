@@ -12,6 +12,10 @@ METHODS = {
     "apply_async": '{task}.options(delay="5s").enqueue_sync(…)',
     "send_with_options": '{task}.options(delay="5s").enqueue_sync(…)',
     "configure": '{task}.options(delay="5s").enqueue_sync(…)',
+    "schedule": '{task}.options(delay="5s").enqueue_sync(…)',
+    "delay_on_commit": "{task}.options(connection=…).enqueue_sync(…)",
+    "kiq": "await {task}.enqueue(…)",
+    "apply": "{task}(…), which calls the function",
     "s": "{task}.call(…)",
     "si": "{task}.call(…)",
     "signature": "{task}.call(…)",
@@ -41,6 +45,7 @@ OPTIONS = {
     "retry_backoff": "retry=Retry(base=…)",
     "time_limit": "timeout=…",
     "job_timeout": "timeout=…",
+    "soft_time_limit": "timeout=…",
     "at_front": "priority=…",
     "depends_on": "after=…",
     "task_id": "key=…",
@@ -57,6 +62,13 @@ POLICIES = {
     "throws": "give_up_on=(…,)",
     "time_limit": "timeout=…",
     "soft_time_limit": "timeout=…",
+    "job_timeout": "timeout=…",
+    "max_age": "expires_in=…",
+    "min_backoff": "retry=Retry(base=…)",
+    "max_backoff": "retry=Retry(cap=…)",
+    "retry_backoff_max": "retry=Retry(cap=…)",
+    "result_ttl": 'retention={"completed": …}',
+    "failure_ttl": 'retention={"discarded": …}',
     "countdown": "delay=…",
     "expires": "expires_in=…",
     "queue_name": "queue=…",
@@ -65,6 +77,13 @@ POLICIES = {
     "bind": "onejob.current() inside the function",
 }
 """Options of a task elsewhere, and how to write them here."""
+
+
+def instead_of_policy(option: str) -> str | None:
+    """Return what to write instead of an option of a task that does not exist; None if that is unknown."""
+    if option in POLICIES:
+        return POLICIES[option]
+    return f"task.options({OPTIONS[option]}).enqueue(…) for one call" if option in OPTIONS else None
 
 
 def instead_of_method(task: str, name: str) -> str | None:

@@ -12,14 +12,14 @@ from onejob.core.decide import Request
 from onejob.core.durations import Duration
 from onejob.core.job import Trait, alter
 from onejob.errors import InvalidCall
-from onejob.tasks.admission import Admission, engine_of
+from onejob.tasks.admission import Admission, engine_of, registry_of
 from onejob.tasks.bulk import enqueue_many, enqueue_many_sync
 from onejob.tasks.call import Call, name_of, parts_of
 from onejob.tasks.continuation import store_call
 from onejob.tasks.enqueue import enqueue, enqueue_sync
 from onejob.tasks.options import chains_of
 from onejob.tasks.request import RequestBuilder
-from onejob.tasks.results import seconds
+from onejob.tasks.results import within
 from onejob.tasks.unawaited import Unawaited
 
 R = TypeVar("R")
@@ -117,7 +117,8 @@ class Members(Generic[R]):
             JobFailed: One of them failed for good.
             TimeoutError: They did not all end in time.
         """
-        async with asyncio.timeout(seconds(timeout)):
+        first = self.admissions[0]
+        async with within(timeout, engine_of(first), registry_of(first), self.chain_ids):
             return list(await asyncio.gather(*(one.chain.result() for one in self.admissions)))
 
     def results_sync(self, timeout: Duration | None = None) -> list[R]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -24,8 +24,10 @@ from onejob.errors import (
     WouldDeadlock,
 )
 from onejob.stores.queries import ByKey
+from onejob.tasks.registry import Registry
 from onejob.tasks.running import running
 from onejob.tasks.signature import convert
+from onejob.tasks.why_job import JobStory
 
 LAST_WORD = 1.0  # seconds to find out how a job stands that has not ended in time
 FIRST_LOOK, LAST_LOOK = 1.0, 8.0  # seconds between looks while nothing changes; a change ends the wait sooner
@@ -71,8 +73,10 @@ async def wait_for_change(engine: Engine, seen: Any, pause: float) -> float:
 
 
 @asynccontextmanager
-async def within(timeout: Duration | None, engine: Engine, chain_id: str) -> AsyncIterator[None]:
-    """Limit how long a block waits for a chain; the TimeoutError says how the chain stands."""
+async def within(
+    timeout: Duration | None, engine: Engine, registry: Registry, chain_ids: Sequence[str]
+) -> AsyncIterator[None]:
+    """Limit how long a block waits for chains; the TimeoutError says what the first of them waits for."""
     timer = asyncio.timeout(seconds(timeout))
     try:
         async with timer:
@@ -80,21 +84,34 @@ async def within(timeout: Duration | None, engine: Engine, chain_id: str) -> Asy
     except TimeoutError:
         if timeout is None or not timer.expired():
             raise
-        raise TimeoutError(await still_waiting(engine, chain_id, timeout)) from None
+        raise TimeoutError(await still_waiting(engine, registry, chain_ids, timeout)) from None
 
 
-async def still_waiting(engine: Engine, chain_id: str, timeout: Duration) -> str:
-    """Return how a chain stands that has not ended in time."""
+async def still_waiting(
+    engine: Engine, registry: Registry, chain_ids: Sequence[str], timeout: Duration
+) -> str:
+    """Return what the first chain that has not ended in time waits for."""
     after = f"after {spell(duration(timeout))}"
-    try:
+    answer = f"Job {chain_ids[0]} has not ended {after}."
+    with suppress(StoreError, TimeoutError):
         async with asyncio.timeout(LAST_WORD):
-            [job] = await engine.tails([chain_id])
-    except (StoreError, TimeoutError):
-        job = None
-    if job is None:
-        return f"Job {chain_id} has not ended {after}."
-    hint = "" if job.started_at else ", and no worker has started it: check that one runs"
-    return f"Job {job.id} ({job.task}) is still {job.state} {after}{hint}."
+            job = await first_unended(engine, chain_ids)
+            if job is not None:
+                answer = f"Job {job.id} ({job.task}) is still {job.state} {after}."
+                why = await JobStory(engine, registry).state(job)
+                answer = f"{answer} {why[0]}"
+    return answer
+
+
+async def first_unended(engine: Engine, chain_ids: Sequence[str]) -> Job | None:
+    """Return the last job of the first chain that has not ended, or of the chain that superseded it."""
+    for tail in await engine.tails(chain_ids):
+        job = tail
+        while job is not None and job.superseded_by is not None:
+            [job] = await engine.tails([job.superseded_by])
+        if job is not None and not job.is_terminal:
+            return job
+    return None
 
 
 async def cover(engine: Engine, job_id: str, seen: int) -> None:
