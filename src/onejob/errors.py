@@ -1,9 +1,9 @@
-"""Everything onejob raises, in one small hierarchy.
+"""Every error that onejob raises, in one hierarchy.
 
 OnejobError
-├── InvalidPolicy            a Unique, Retry or option that cannot be meant
+├── InvalidPolicy            a Unique, Retry or option that contradicts itself
 │   ├── InvalidDuration
-│   └── InvalidSchedule      a cron line, time zone or schedule that cannot be meant
+│   └── InvalidSchedule      a cron line, time zone or schedule that cannot be read
 ├── InvalidCall              a request that was refused before anything was stored
 │   ├── UnencodableArgument
 │   ├── MissingKeyField
@@ -18,7 +18,7 @@ OnejobError
 ├── QueueFull                the queue has as many waiting jobs as max_depth= allows
 ├── StoreError
 │   ├── AdmissionBusy        the key's holder is in a transaction that is still open
-│   ├── TransactionConflict  your transaction met another one's writes: roll it back and run it again
+│   ├── TransactionConflict  another transaction wrote the same rows: roll yours back and run it again
 │   ├── StoreUnavailable     disk full, read-only file, lost connection
 │   │   └── StoreTimeout     the store did not answer within store_timeout=
 │   ├── StoreRefused         the server denies this user what onejob needs
@@ -48,7 +48,7 @@ from typing import Any, Protocol
 
 
 class OnejobError(Exception):
-    """onejob could not do what was asked."""
+    """The base class of every error of onejob."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or self.__doc__)
@@ -118,7 +118,15 @@ class _Admission(Protocol):
 
 
 class Duplicate(OnejobError):
-    """The key is held and the policy rejects duplicates."""
+    """The key is held and the policy rejects duplicates.
+
+    Attributes:
+        admission: The answer to the request.
+        job: The job that exists already.
+        holder: The job that held the key when the request was decided.
+        key: The key in hexadecimal digits.
+        payload_differs: Whether that job was requested with another payload.
+    """
 
     def __init__(self, admission: _Admission) -> None:
         super().__init__(admission.reason)
@@ -134,7 +142,13 @@ class PayloadMismatch(Duplicate):
 
 
 class QueueFull(OnejobError):
-    """The queue has as many waiting jobs as it may have."""
+    """The queue has as many waiting jobs as its `max_depth` allows.
+
+    Attributes:
+        queue: The name of the queue.
+        depth: How many jobs wait in it.
+        limit: Its `max_depth`.
+    """
 
     def __init__(self, queue: str, depth: int, limit: int) -> None:
         super().__init__(
@@ -162,7 +176,11 @@ class StoreUnavailable(StoreError):
 
 
 class StoreTimeout(StoreUnavailable):
-    """The store did not answer in time; `may_exist` says whether the request may have been stored."""
+    """The store did not answer within the app's `store_timeout`.
+
+    Attributes:
+        may_exist: Whether the request may have been stored all the same.
+    """
 
     def __init__(self, seconds: float, *, may_exist: bool) -> None:
         stored = "the job may exist" if may_exist else "nothing was stored"

@@ -82,6 +82,13 @@ class App:
             manager. The mapping that it yields is `current().state`.
         store: A store object, instead of a URL.
 
+    Attributes:
+        dead: List and replay dead letters.
+        queues: List, pause and resume queues.
+        schedules: List, add, pause and remove schedules.
+        maintenance: Sweep, prune, check and migrate the store.
+        activity: Workers, recent events, absorbed requests and advice.
+
     Raises:
         InvalidCall: The URL names no store, or its driver is not installed.
         InvalidPolicy: The secret is too short, or a codec has no secret.
@@ -598,7 +605,11 @@ class App:
     # ── keys ──────────────────────────────────────────────────────────────────────────────────────
 
     async def holds(self, *, limit: int = 100) -> list[Job]:
-        """Return the jobs that hold a key, and those that wait behind one, newest first."""
+        """Return the jobs that hold a key and the jobs that wait behind one, newest first.
+
+        Args:
+            limit: How many to look at at most.
+        """
         found = await self._engine.find(Listed(namespace=self.namespace, held=True, limit=limit))
         now = self._engine.store.now()
         return [job for job in found if holds.holding(job, now) or job.is_successor]
@@ -669,7 +680,7 @@ class App:
     # ── the whole ─────────────────────────────────────────────────────────────────────────────────
 
     async def stats(self) -> Stats:
-        """Count jobs and absorbed requests."""
+        """Return how many jobs and absorbed requests there are, and how long jobs wait and run."""
         return await read_stats(self._engine)
 
     def stats_sync(self) -> Stats:
@@ -696,7 +707,11 @@ class App:
         return self._engine.run_sync(self.why(what, than))
 
     async def doctor(self) -> list[Finding]:
-        """Examine the store and its jobs without changing them; return what was found, with advice."""
+        """Examine the store and its jobs without changing them.
+
+        Returns:
+            What was found, good and bad, with advice.
+        """
         return await examine(self._engine, self._registry)
 
     def doctor_sync(self) -> list[Finding]:

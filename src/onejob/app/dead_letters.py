@@ -38,14 +38,23 @@ VARYING = (  # parts of a message that differ between dead letters with the same
 
 
 class DeadFilter(TypedDict, total=False):
-    """Filters for dead letters; all that are given must match."""
+    """Filters for dead letters; all that are given must match.
+
+    Attributes:
+        task: The name of the task.
+        queue: The name of the queue.
+        error: The type of the last error, such as "TimeoutError".
+        message: A part of the message of the last error.
+        older_than: Dead for at least this long.
+        newer_than: Dead for at most this long.
+    """
 
     task: str | None
     queue: str | None
-    error: str | None  # the type of the last error
-    message: str | None  # a part of its message
-    older_than: Duration | None  # dead for at least this long
-    newer_than: Duration | None  # dead for at most this long
+    error: str | None
+    message: str | None
+    older_than: Duration | None
+    newer_than: Duration | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,18 @@ from onejob.errors import BlockerCycle, InvalidCall, MergeFailed
 
 
 class Outcome(StrEnum):
-    """What became of a request."""
+    """What happened to a request.
+
+    Attributes:
+        CREATED: A new job serves it.
+        FORCED: A new job serves it although the key was held, because the caller asked for that.
+        REPLACED: A new job serves it, and the waiting job is cancelled.
+        KEPT: The existing job serves it, unchanged.
+        UPDATED: The waiting job serves it, with the new payload.
+        RERUN: A new job serves it, which runs after the running one.
+        REJECTED: Nothing serves it: the policy rejects duplicates.
+        STALE: Its version is not newer than one that was admitted before.
+    """
 
     CREATED = "created"
     FORCED = "forced"

@@ -35,7 +35,18 @@ _CALENDAR = re.compile(r"P[^T]*[YM].*")
 
 
 def duration(value: Duration) -> timedelta:
-    """Read a duration: compact text, seconds, a timedelta or ISO 8601; never negative."""
+    """Return a duration as a timedelta.
+
+    Args:
+        value: Compact text such as "1h30m", a number of seconds, a timedelta, or ISO 8601 such as "PT10M".
+
+    Raises:
+        InvalidDuration: It cannot be read, is negative, or is longer than a hundred years.
+
+    Example:
+        >>> duration("1h30m")
+        datetime.timedelta(seconds=5400)
+    """
     try:
         delta = _read(value)
     except OverflowError:
@@ -49,7 +60,12 @@ def duration(value: Duration) -> timedelta:
 
 
 def spell(delta: timedelta) -> str:
-    """Write a duration compactly, so that `duration` reads the same one back unless it is negative."""
+    """Return a duration as compact text, which `duration` reads back exactly unless it is negative.
+
+    Example:
+        >>> spell(timedelta(minutes=90))
+        '1h30m'
+    """
     if delta < timedelta():
         return f"-{spell(-delta)}"
     parts = []
@@ -61,7 +77,12 @@ def spell(delta: timedelta) -> str:
 
 
 def rough(delta: timedelta) -> str:
-    """Write a duration in two units at most, with milliseconds only below a second."""
+    """Return a duration as text in two units at most, with milliseconds only below a second.
+
+    Example:
+        >>> rough(timedelta(days=1, hours=2, minutes=3))
+        '1d2h'
+    """
     for unit, step in _STEPS:
         if delta >= unit:
             return spell(delta // step * step)

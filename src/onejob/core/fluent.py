@@ -1,4 +1,4 @@
-"""The same policy said step by step: unique.by("tenant_id").until("finish").within("5m").or_update()."""
+"""The fluent form of `Unique`: unique.by("tenant_id").until("finish").within("5m").or_update()."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ from onejob.errors import InvalidPolicy
 
 
 class Fluent:
-    """The same policy said step by step: unique.by("tenant_id").until("finish").within("5m").or_update()."""
+    """The fluent form of `Unique`: each method returns the policy with one more setting.
+
+    Example:
+        >>> unique.by("tenant_id").until("finish").within("5m").or_update()
+    """
 
     def __init__(self, **choices: Any) -> None:
         self._choices = choices
 
     @property
     def policy(self) -> Unique:
-        """The policy that the steps add up to."""
+        """The policy with all settings so far."""
         return Unique(**self._choices)
 
     def __repr__(self) -> str:
-        """Return the choices so far."""
+        """Return the settings so far."""
         return f"unique({', '.join(f'{name}={value!r}' for name, value in self._choices.items())})"
 
     def _with(self, **choices: Any) -> Fluent:

@@ -19,7 +19,18 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class State(StrEnum):
-    """The eight states of the Open Job Spec."""
+    """The state of a job: one of the eight states of the Open Job Spec.
+
+    Attributes:
+        SCHEDULED: It waits for its run time.
+        AVAILABLE: It waits for a worker.
+        PENDING: It waits for another job: for the holder of its key, or for the chains named in `after=`.
+        ACTIVE: It runs.
+        RETRYABLE: An attempt has failed, and the next one waits for its time.
+        COMPLETED: It has succeeded.
+        CANCELLED: It was cancelled, replaced, or superseded by a newer request.
+        DISCARDED: It has failed for good or expired: a dead letter.
+    """
 
     SCHEDULED = "scheduled"
     AVAILABLE = "available"
@@ -112,12 +123,16 @@ class Retry:
 
     @classmethod
     def never(cls) -> Self:
-        """Try once; a failure is a dead letter at once."""
+        """Return a policy without retries: a job whose first attempt fails is a dead letter."""
         return cls(attempts=1)
 
     @classmethod
     def embedding(cls, attempts: int = 3) -> Self:
-        """Back off as the embedding queue does: min(1000 · 2^failures, 30000) ms, without jitter."""
+        """Return a backoff for calls to embedding services: 2, 4, 8, 16 s, then 30 s, without jitter.
+
+        Args:
+            attempts: How many attempts there are in all.
+        """
         return cls(attempts, base=2.0, factor=2.0, cap=30.0, jitter=0.0)
 
     def delay(self, failures: int, chance: float = 0.5) -> timedelta:
@@ -217,8 +232,30 @@ _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):
-    """One admitted unit of work. `stores/columns.py` lists how each field is stored."""
+    """One admitted unit of work: a frozen value, as the store had it when it was read.
 
+    Attributes:
+        id: The job's id, a UUIDv7.
+        namespace: The namespace of the app.
+        task: The name of its task.
+        queue: The name of its queue.
+        state: Its state.
+        priority: Higher starts sooner.
+        run_at: When it is due.
+        created_at: When it was admitted.
+        chain_id: The id of its chain, which is that of the chain's first job.
+        parent_id: The id of the job before it in its chain; None for the first.
+        attempt: How many attempts have started.
+        worker: The name of the worker of the present or last run.
+        started_at: When the present or last run started.
+        finished_at: When it ended for good.
+        expires_at: When it is too late to start; None for never.
+        reason: Why it was cancelled or discarded.
+        superseded_by: The id of the job that took its work over.
+        replays: How often it was replayed as a dead letter.
+    """
+
+    # stores/columns.py lists how each field is stored
     id: str
     namespace: str
     task: str

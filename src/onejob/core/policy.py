@@ -199,44 +199,113 @@ class Unique:
 
     @classmethod
     def until_executing(cls, by: By = None, **more: Unpack[Further]) -> Self:
-        """Hold the key until the job starts; what comes while it runs is new work."""
+        """Hold the key until the job starts: a request that arrives during the run is new work.
+
+        Args:
+            by: Arguments that make the key; None means all.
+            **more: Other settings of `Unique`.
+
+        Example:
+            >>> @app.task(unique=Unique.until_executing("customer_id"))
+        """
         return cls(**_filled(more, by=by, until="start"))
 
     @classmethod
     def until_executed(cls, by: By = None, **more: Unpack[Further]) -> Self:
-        """Hold the key until the job ends, in success or failure."""
+        """Hold the key until the job ends, in success or failure: a duplicate gets the existing job.
+
+        Args:
+            by: Arguments that make the key; None means all.
+            **more: Other settings of `Unique`.
+
+        Example:
+            >>> @app.task(unique=Unique.until_executed("customer_id"))
+        """
         return cls(**_filled(more, by=by, until="finish"))
 
     @classmethod
     def throttle(cls, every: Duration, edges: Edges = "first", **more: Unpack[Throttled]) -> Self:
-        """Admit one job per window, whatever becomes of it; with first+last, one more at its end."""
+        """Admit one job per key and window, however it ends.
+
+        Args:
+            every: The length of the window, which begins with the first request.
+            edges: "first" runs the first request of a window; "first+last" also the last one, at its end.
+            **more: `by` and other settings of `Unique`.
+
+        Raises:
+            InvalidPolicy: `within` is given, too.
+
+        Example:
+            >>> @app.task(unique=Unique.throttle("10m", by="channel"))
+        """
         if "within" in more:
             raise InvalidPolicy("throttle(every) is the window already: leave within= out.")
         return cls(**_filled(more, until="forever", within=every, edges=edges))
 
     @classmethod
     def debounce(cls, wait: Duration, max_wait: Duration | None = None, **more: Unpack[Debounced]) -> Self:
-        """Run once requests are quiet for `wait`, with the last payload, after `max_wait` at the latest."""
+        """Run with the last payload when no request has arrived for a while.
+
+        Args:
+            wait: How long no request may arrive before the job runs; each request starts this time again.
+            max_wait: How long after the first request the job runs at the latest; None means no limit.
+            **more: `by` and other settings of `Unique`.
+
+        Example:
+            >>> @app.task(unique=Unique.debounce("5s", "30s", by="document"))
+        """
         return cls(**_filled(more, on_conflict="update", wait=wait, max_wait=max_wait))
 
     @classmethod
     def latest(cls, by: str | Sequence[str], version: str, **more: Unpack[Versioned]) -> Self:
-        """Let the highest version win: while one waits, while one runs, and when an old one ends late."""
+        """Let the highest version win, in whatever order the requests arrive and the runs end.
+
+        Args:
+            by: Arguments that make the key.
+            version: The argument whose highest value wins; a request with a lower or equal one is stale.
+            **more: Other settings of `Unique`.
+
+        Example:
+            >>> @app.task(unique=Unique.latest("entry_id", "revision"))
+        """
         return cls(**_filled(more, by=by, version=version, on_conflict="update"))
 
     @classmethod
     def coalesce(cls, by: By = None, **more: Unpack[Further]) -> Self:
-        """Update while waiting, rerun while active: the newest request is never lost."""
+        """Update the waiting job; requests during a run become one more run with the newest payload.
+
+        Args:
+            by: Arguments that make the key; None means all.
+            **more: Other settings of `Unique`, such as `merge`.
+
+        Example:
+            >>> @app.task(unique=Unique.coalesce("site"))
+        """
         return cls(**_filled(more, by=by, on_conflict="update", on_active="rerun"))
 
     @classmethod
     def once(cls, by: By = None, **more: Unpack[Further]) -> Self:
-        """Succeed once: the key stays held after success and is freed by cancel or discard."""
+        """Succeed once: the key stays held after success; only a cancelled or discarded job releases it.
+
+        Args:
+            by: Arguments that make the key; None means all.
+            **more: Other settings of `Unique`.
+
+        Example:
+            >>> @app.task(unique=Unique.once("user_id"))
+        """
         return cls(**_filled(more, by=by, until="failure"))
 
     @classmethod
     def singleton(cls, **more: Unpack[Further]) -> Self:
-        """Allow one job per task, whatever its arguments."""
+        """Allow one live job per task, whatever its arguments.
+
+        Args:
+            **more: Other settings of `Unique`.
+
+        Example:
+            >>> @app.task(unique=Unique.singleton())
+        """
         return cls(**_filled(more, by=()))
 
     # What the policy means to a job.
@@ -248,19 +317,19 @@ class Unique:
 
     @cached_property
     def holds(self) -> int:
-        """Those states as the bits that a job keeps."""
+        """The states in which a job holds its key, as the bits that a job keeps."""
         return mask(self.held_states)
 
     @property
     def gaps(self) -> frozenset[State]:
-        """States without a hold that a job passes through before or between those with one."""
+        """The states without a hold that a job passes through before or between states with one."""
         held = self.held_states
         passed = WAITING if held <= WAITING else INCOMPLETE
         return passed - held
 
     @property
     def while_active(self) -> OnActive:
-        """What a newcomer does about an active holder."""
+        """What a request does if the holder runs: `on_active`, or what follows from `on_conflict`."""
         return self.on_active or WHILE_ACTIVE[self.on_conflict]
 
     @property
@@ -295,7 +364,7 @@ class Unique:
         return None if self.within is None else cast("timedelta", self.within).total_seconds()
 
     def describe(self) -> str:
-        """Say the policy in one sentence."""
+        """Return the policy as one sentence."""
         span = f" for {spell(cast('timedelta', self.within))}" if self.within is not None else ""
         states = "|".join(state for state in State if state in self.held_states)
         return f"unique by {self._identity()}, held{span} while {states}; {self._consequence()}"

@@ -34,11 +34,17 @@ PAUSE, LONGEST_PAUSE = 3.0, 1.0  # times as long as a batch took, and seconds at
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """How many jobs a pass has looked at, deleted and emptied so far."""
+    """How many jobs `app.maintenance.prune` has looked at, deleted and emptied so far.
+
+    Attributes:
+        looked_at: Ended jobs whose retention is over.
+        deleted: Jobs that were deleted.
+        emptied: Jobs that stay without their payload, because they hold a key or store its version.
+    """
 
     looked_at: int = 0
     deleted: int = 0
-    emptied: int = 0  # jobs that hold a key, or store its version, stay without their payload
+    emptied: int = 0
 
     def __add__(self, more: Pruned) -> Pruned:
         """Return the sum of both."""

@@ -74,7 +74,15 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Guarantees:
-    """What the store declares about itself."""
+    """What a store declares about itself.
+
+    Attributes:
+        store: The kind of store: "memory", "sqlite", "postgresql" or "redis".
+        strength: "strong" if two jobs can never hold one key at the same time.
+        scope: Which callers that includes.
+        durability: What an admitted job survives.
+        not_promised: What the store does not guarantee.
+    """
 
     store: str
     strength: Literal["strong", "best-effort"]
@@ -93,7 +101,14 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was examined: its level, a sentence, and what to do about it."""
+    """One thing that was examined.
+
+    Attributes:
+        check: What was examined.
+        level: "ok", "warn" or "fail".
+        message: What was found, in one sentence.
+        advice: What to do about it; empty if there is nothing to do.
+    """
 
     check: str
     level: Level

@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 class Admission(msgspec.Struct, Generic[R], frozen=True, eq=False):
-    """The answer of every enqueue: what happened to the request, and which job serves it.
+    """The answer to every enqueue: what happened to the request, and which job serves it.
 
     Example:
         >>> admission = await send_invoice.enqueue(7)

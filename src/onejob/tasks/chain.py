@@ -25,7 +25,11 @@ R = TypeVar("R")
 
 
 class Chain(Generic[R]):
-    """A chain: `admission.chain` or `app.chain(id)`."""
+    """Jobs that run one after the other: `admission.chain` or `app.chain(id)`.
+
+    Attributes:
+        id: The id of the chain, which is that of its first job.
+    """
 
     __slots__ = ("_engine", "_registry", "id")
 
@@ -40,7 +44,7 @@ class Chain(Generic[R]):
 
     @property
     def chain_ids(self) -> list[str]:
-        """The chains that a job waits for if `after=` names this one."""
+        """The id of this chain in a list: what a job waits for if `after=` names this chain."""
         return [self.id]
 
     async def _whole_id(self) -> str:

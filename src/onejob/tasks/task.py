@@ -101,7 +101,15 @@ class Task(Generic[P, R]):
         return enqueue_sync(self._builder, self._builder.request(args, kwargs))
 
     def enqueue_quietly(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Admission[R] | None]:
-        """Enqueue, but log a failure and return None instead of raising it."""
+        """Enqueue a call of this task, but log a failure instead of raising it.
+
+        Args:
+            *args: Positional arguments of the function.
+            **kwargs: Keyword arguments of the function.
+
+        Returns:
+            What happened to the request, as `enqueue` returns it, or None if it failed.
+        """
         return self._enqueue_quietly(Unawaited("enqueue_quietly", [self.name]), args, kwargs)
 
     async def _enqueue_quietly(
@@ -124,11 +132,29 @@ class Task(Generic[P, R]):
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """Return a call without enqueuing it, for `enqueue_many`, `chain`, `group` and `continue_with`."""
+        """Return a call without enqueuing it, for `enqueue_many`, `chain`, `group` and `continue_with`.
+
+        Args:
+            *args: Positional arguments of the function.
+            **kwargs: Keyword arguments of the function.
+
+        Example:
+            >>> await app.enqueue_many([send_invoice.call(7), send_invoice.call(8)])
+        """
         return Call(self._builder, args, kwargs)
 
     def step(self, *args: Any, **kwargs: Any) -> Call[R]:
-        """Return a call of a chain that leaves one argument open, which type checkers accept."""
+        """Return a call with one argument left open, which a chain fills with the previous result.
+
+        It is `call` for type checkers, which would miss the open argument.
+
+        Args:
+            *args: Positional arguments of the function.
+            **kwargs: Keyword arguments of the function.
+
+        Example:
+            >>> await chain(fetch.call(url), store.step(table="pages")).enqueue()
+        """
         return Call(self._builder, args, kwargs)
 
     def call_from(self, arguments: Mapping[str, Any]) -> Call[R]:
@@ -158,7 +184,12 @@ class Task(Generic[P, R]):
         return self._builder.declaration.signature.schema()
 
     def accepts(self, name: str, value: object) -> bool:
-        """Return whether a JSON value can be converted to the type that an argument declares."""
+        """Return whether a JSON value can be converted to the type that an argument declares.
+
+        Args:
+            name: The name of the argument.
+            value: The value.
+        """
         try:
             self._builder.declaration.signature.convert({name: value})
         except (TypeError, ValueError):

@@ -9,7 +9,7 @@ from onejob.core.durations import Duration, duration
 
 
 class Signal(Exception):
-    """A handler's word about its own run."""
+    """What a handler raises to say how its run ends."""
 
 
 class RetryLater(Signal):
@@ -17,9 +17,12 @@ class RetryLater(Signal):
 
     Args:
         after: When to try again.
-        reason: What the error history says.
+        reason: The message in the error history.
         args: Arguments that the next attempt gets instead, by name. The key and the version stay: arguments
             that would change them fail the attempt.
+
+    Example:
+        >>> raise RetryLater("10m", "the service is in maintenance")
     """
 
     def __init__(
@@ -35,7 +38,14 @@ class RetryLater(Signal):
 
 
 class Snooze(Signal):
-    """Run again after a while without spending an attempt."""
+    """End this run and run the job again later, without counting an attempt.
+
+    Args:
+        after: When to run again.
+
+    Example:
+        >>> raise Snooze("5m")
+    """
 
     def __init__(self, after: Duration) -> None:
         super().__init__("snoozed")
@@ -43,8 +53,16 @@ class Snooze(Signal):
 
 
 class Cancel(Signal):
-    """End this job as cancelled."""
+    """End this job as cancelled; the text is stored as its reason.
+
+    Example:
+        >>> raise Cancel("the customer is gone")
+    """
 
 
 class Discard(Signal):
-    """End this job as a dead letter at once, whatever attempts are left."""
+    """End this job as a dead letter at once, whatever attempts are left; the text is stored as its error.
+
+    Example:
+        >>> raise Discard("the file is damaged")
+    """
