@@ -1,8 +1,8 @@
-"""Write the layer diagram of `docs/architecture.md` from the code.
+"""Write the layer diagram and the tables of modules of `docs/architecture.md` from the code.
 
 The layers and their order come from the import-linter contracts in `pyproject.toml`, the sentences from the
-modules' docstrings. `python -m tools.layers` prints the diagram, `--write` puts it into the page, and a test
-fails if the page is out of date.
+modules' docstrings. `python -m tools.layers` prints the tables, `--write` writes the diagram and the page. A
+test fails if one of them is out of date.
 """
 
 from __future__ import annotations
@@ -11,13 +11,24 @@ import ast
 import sys
 import tomllib
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "onejob"
 PAGE = ROOT / "docs" / "architecture.md"
+PICTURE = ROOT / "docs" / "images" / "layers.svg"
 BEGIN, END = "<!-- layers: begin -->\n", "<!-- layers: end -->\n"
+
+WIDTH, COLUMN, ROW, BOX, GAP = 590, 150, 52, 30, 10
+STYLE = """
+  text { font: 14px ui-monospace, monospace; fill: #1f2328; text-anchor: middle }
+  rect { fill: #eff2f5; stroke: #d1d9e0 }
+  path { fill: none; stroke: #59636e }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #f0f6fc } rect { fill: #1b222b; stroke: #3d444d }
+    path { stroke: #9198a1 }
+  }
+"""
 
 
 def layers() -> list[list[str]]:
@@ -42,14 +53,25 @@ def modules(package: Path) -> Iterator[tuple[str, str]]:
             yield f"{path.name}/", summary(path / "__init__.py")
 
 
-def diagram() -> str:
-    """Return the diagram and a table per package, as Markdown."""
-    lines = ["```mermaid", "flowchart TD"]
-    order = layers()
-    for upper, lower in pairwise(order):
-        lines += [f"    {a} --> {b}" for a in upper for b in lower]
-    lines += ["```", ""]
-    for name in (name for layer in order for name in layer):
+def drawing() -> str:
+    """Return the diagram: a row per layer, from which imports point down."""
+    lines, y = list[str](), 0
+    for names in layers():
+        if y:
+            lines.append(f'<path d="M{WIDTH / 2:g} {y - ROW + BOX + 4} V{y - 4} m-4 -4 l4 4 l4 -4"/>')
+        left = (WIDTH - len(names) * COLUMN + GAP) / 2
+        for x, name in zip(range(int(left), WIDTH, COLUMN), names, strict=False):
+            lines.append(f'<rect x="{x}" y="{y}" width="{COLUMN - GAP}" height="{BOX}" rx="5"/>')
+            lines.append(f'<text x="{x + (COLUMN - GAP) // 2}" y="{y + 20}">{name}</text>')
+        y += ROW
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}">'
+    return "\n".join([head, f"<style>{STYLE}</style>", *lines, "</svg>", ""])
+
+
+def tables() -> str:
+    """Return a table of modules per package, as Markdown."""
+    lines = list[str]()
+    for name in (name for layer in layers() for name in layer):
         path = SOURCE / name
         if path.is_dir():
             lines += [
@@ -66,14 +88,15 @@ def diagram() -> str:
 
 
 def updated(page: str) -> str:
-    """Return the page with the present diagram."""
+    """Return the page with the present tables."""
     head, _, rest = page.partition(BEGIN)
     _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}{diagram()}{END}{tail}"
+    return f"{head}{BEGIN}{tables()}{END}{tail}"
 
 
 if __name__ == "__main__":
     if "--write" in sys.argv:
         PAGE.write_text(updated(PAGE.read_text()))
+        PICTURE.write_text(drawing())
     else:
-        print(diagram())  # noqa: T201 - a tool prints
+        print(tables())  # noqa: T201 - a tool prints

@@ -1,19 +1,20 @@
 """Build the documentation site: `python -m tools.site`, or `make docs`.
 
 The pages in `docs` are written for code forges and for the tests: the info string of a code block may say how
-The pages in `docs` are written for code forges and for the tests. The info string of a code block may say how
-pages without both into `build/pages`, Zensical builds `build/site` from them, and `for_assistants` adds
-`llms.txt` and `llms-full.txt`.
+the tests treat it, and links may leave the folder. `prepare` writes pages without both into `build/pages`,
+Zensical builds `build/site` from them, and `for_assistants` adds `llms.txt` and `llms-full.txt`.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
@@ -24,6 +25,9 @@ BESIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"} 
 TEMPLATE = "0000-template.md"  # for writers, not for readers
 
 INFO = re.compile(r"^( *```+)(\w+) [^\n]+$", re.MULTILINE)
+DIRECTIVE = re.compile(r"^::: (\S+)\n(?: +.*\n)*", re.MULTILINE)  # of mkdocstrings
+FENCED = re.compile(r"^( *)(```+).*?^\1\2$", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^##? (.+)$", re.MULTILINE)
 OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?!adr/|presets/|coming-from/|images/)([^)\s]+)\)")
 
 
@@ -53,27 +57,60 @@ def prepare() -> None:
         (PAGES / name).write_text(adapted(text, 0))
 
 
-def listed(nav: list[Any]) -> Iterator[tuple[str, str]]:
-    """Return the title and the path of every page in the navigation, in order."""
+def listed(nav: list[Any], section: str = "") -> Iterator[tuple[str, str]]:
+    """Return the section and the path of every page in the navigation, in order."""
     for item in nav:
         for title, value in item.items():
             if isinstance(value, str):
-                yield title, value
+                yield section, value
             else:
-                yield from listed(value)
+                yield from listed(value, title)
+
+
+def described(text: str) -> str:
+    """Return the title of a page as a link's text, and the headings that say what it is about."""
+    title, *headings = HEADING.findall(FENCED.sub("", text))
+    about = "; ".join(headings[:12])
+    return f"[{title}]({{}}){f': {about}' if about else ''}"
+
+
+def address(path: str) -> str:
+    """Return where a page is on the site."""
+    return path.replace("README.md", "index.md").removesuffix(".md") + ".html"
+
+
+def form(thing: object) -> str:
+    """Return the signature of a function as it is written, without quotes and without `self`."""
+    signature = str(inspect.signature(thing)) if inspect.isfunction(thing) else ""
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", re.sub(r"^\((self|cls)(, )?", "(", signature))
+
+
+def docstring(path: str) -> str:
+    """Return the docstring of a public name as Markdown, and those of its methods."""
+    thing = resolve_name(path)
+    members = vars(thing).items() if inspect.isclass(thing) and not issubclass(thing, str) else ()
+    methods = [
+        f"#### `{name}{form(value)}`\n\n{inspect.getdoc(value)}\n"
+        for name, value in ((name, getattr(value, "__func__", value)) for name, value in members)
+        if name[0] != "_" and not name.endswith("_sync") and (callable(value) or isinstance(value, property))
+    ]
+    return "\n".join([f"### `{path}{form(thing)}`\n\n{inspect.getdoc(thing)}\n", *methods])
 
 
 def for_assistants(nav: list[Any]) -> None:
-    """Write the list of pages, and all pages as one file."""
+    """Write the list of pages, and all pages as one file in which docstrings stand in their places."""
     listing = ["# onejob", "", "> Background jobs for Python that run once: deduplication first.", ""]
-    whole: list[str] = []
-    for title, path in listed(nav):
+    whole, present = list[str](), ""
+    for section, path in listed(nav):
         text = (PAGES / path).read_text()
-        listing.append(f"- [{title}]({path.removesuffix('.md')}.html)")
+        if section != present:
+            listing += ["", f"## {section}", ""]
+            present = section
+        listing.append("- " + described(text).format(address(path)))
+        text = DIRECTIVE.sub(lambda found: docstring(found[1]), text)
         whole.append(f"<!-- {path} -->\n\n{text.strip()}\n")
-    (SITE / "llms.txt").write_text(
-        "\n".join([*listing, "", "All pages in one file: [llms-full.txt](llms-full.txt)", ""])
-    )
+    listing += ["", "## Optional", "", "- [All pages in one file](llms-full.txt): about 120,000 tokens.", ""]
+    (SITE / "llms.txt").write_text("\n".join(listing))
     (SITE / "llms-full.txt").write_text("\n".join(whole))
 
 

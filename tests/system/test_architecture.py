@@ -2,10 +2,11 @@
 
 import re
 
-from tools.layers import PAGE, SOURCE, updated
+from tools.layers import PAGE, PICTURE, SOURCE, drawing, updated
 
 
 def test_the_diagram_is_up_to_date() -> None:
+    assert PICTURE.read_text() == drawing(), "run python -m tools.layers --write"
     assert PAGE.read_text() == updated(PAGE.read_text()), "run python -m tools.layers --write"
 
 

@@ -16,7 +16,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from playwright.sync_api import sync_playwright
 
-from onejob import errors
+import onejob
+from onejob import errors, testing
 from tests import chromium
 from tools import site, timelines
 
@@ -38,6 +39,19 @@ def test_every_error_is_explained() -> None:
     }
 
     assert set(re.findall(r"^## `(\w+)`$", page, re.MULTILINE)) == defined
+
+
+def test_every_public_name_has_its_docstring_on_the_api_page() -> None:
+    described = set(re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE))
+    names = {name for name in onejob.__all__ if not is_error(getattr(onejob, name))} - {"unique"}  # Fluent
+    kit = {name for name in testing.__all__ if not name.endswith("_sync")}
+
+    assert {f"onejob.{name}" for name in names} - described == set()
+    assert {f"onejob.testing.{name}" for name in kit} - described == set()
+
+
+def is_error(value: object) -> bool:
+    return inspect.isclass(value) and issubclass(value, errors.OnejobError)
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -91,12 +105,15 @@ def test_pages_open_and_ask_no_other_host(built: str) -> None:
 
 def test_assistants_get_every_page_of_the_navigation(built: str) -> None:
     assert built
-    listed = dict(site.listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    paths = [path for _, path in site.listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])]
     listing, whole = (site.SITE / "llms.txt").read_text(), (site.SITE / "llms-full.txt").read_text()
 
-    for title, path in listed.items():
-        assert f"[{title}]({path.removesuffix('.md')}.html)" in listing
+    for path in paths:
+        assert f"]({site.address(path)})" in listing
+        assert (site.SITE / site.address(path)).exists()
         assert f"<!-- {path} -->" in whole
+    assert "\n::: " not in whole
+    assert "Wait for the job that serves this request" in whole  # a docstring
 
 
 def test_every_page_has_a_place_in_the_navigation() -> None:

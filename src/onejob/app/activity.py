@@ -90,7 +90,7 @@ class Activity:
         Raises:
             InvalidCall: The key cannot be read.
 
-        Example:
+        Examples:
             >>> look = await app.activity.recent()
             >>> look = await app.activity.recent(since=look, wait="1s")
         """

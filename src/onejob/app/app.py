@@ -93,7 +93,7 @@ class App:
         InvalidCall: The URL names no store, or its driver is not installed.
         InvalidPolicy: The secret is too short, or a codec has no secret.
 
-    Example:
+    Examples:
         >>> app = App("sqlite:///jobs.db")
         >>> @app.task(unique=Unique(by="customer_id"))
         ... async def send_invoice(customer_id: int) -> None: ...
@@ -229,7 +229,7 @@ class App:
         Raises:
             InvalidPolicy: The options contradict each other or the function.
 
-        Example:
+        Examples:
             >>> @app.task(queue="mail", retry=Retry(attempts=3))
             ... async def send(to: str) -> None: ...
         """
@@ -309,7 +309,7 @@ class App:
         Raises:
             InvalidSchedule: The line cannot be read, or the options contradict each other.
 
-        Example:
+        Examples:
             >>> @app.cron("*/5 * * * *")
             ... async def refresh() -> None: ...
         """
@@ -380,7 +380,7 @@ class App:
         Raises:
             InvalidCall: There is no such kind of event.
 
-        Example:
+        Examples:
             >>> @app.on("discarded")
             ... async def alert(event: Event) -> None: ...
         """
@@ -697,7 +697,7 @@ class App:
         Raises:
             UnknownJob: No job of this namespace has the id.
 
-        Example:
+        Examples:
             >>> (await app.why(send_invoice.call(7))).sentences
         """
         return await why(self._engine, self._registry, what, than)

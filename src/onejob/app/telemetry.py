@@ -96,7 +96,7 @@ def report_commits(app: AnyApp, reporter: Callable[[Any, Callable[[], None]], bo
             function without arguments. It returns whether it will call the function after the commit, and
             not at all after a rollback.
 
-    Example:
+    Examples:
         >>> report_commits(app, lambda connection, fire: bool(transaction.on_commit(fire)) or True)
     """
     reporters: list[Reporter] = engine_of(app.maintenance).hooks.reporters

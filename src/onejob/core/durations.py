@@ -43,7 +43,7 @@ def duration(value: Duration) -> timedelta:
     Raises:
         InvalidDuration: It cannot be read, is negative, or is longer than a hundred years.
 
-    Example:
+    Examples:
         >>> duration("1h30m")
         datetime.timedelta(seconds=5400)
     """
@@ -62,7 +62,7 @@ def duration(value: Duration) -> timedelta:
 def spell(delta: timedelta) -> str:
     """Return a duration as compact text, which `duration` reads back exactly unless it is negative.
 
-    Example:
+    Examples:
         >>> spell(timedelta(minutes=90))
         '1h30m'
     """
@@ -79,7 +79,7 @@ def spell(delta: timedelta) -> str:
 def rough(delta: timedelta) -> str:
     """Return a duration as text in two units at most, with milliseconds only below a second.
 
-    Example:
+    Examples:
         >>> rough(timedelta(days=1, hours=2, minutes=3))
         '1d2h'
     """

@@ -15,7 +15,7 @@ from onejob.errors import InvalidPolicy
 class Fluent:
     """The fluent form of `Unique`: each method returns the policy with one more setting.
 
-    Example:
+    Examples:
         >>> unique.by("tenant_id").until("finish").within("5m").or_update()
     """
 

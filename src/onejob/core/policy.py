@@ -205,7 +205,7 @@ class Unique:
             by: Arguments that make the key; None means all.
             **more: Other settings of `Unique`.
 
-        Example:
+        Examples:
             >>> @app.task(unique=Unique.until_executing("customer_id"))
         """
         return cls(**_filled(more, by=by, until="start"))
@@ -218,7 +218,7 @@ class Unique:
             by: Arguments that make the key; None means all.
             **more: Other settings of `Unique`.
 
-        Example:
+        Examples:
             >>> @app.task(unique=Unique.until_executed("customer_id"))
         """
         return cls(**_filled(more, by=by, until="finish"))
@@ -235,7 +235,7 @@ class Unique:
         Raises:
             InvalidPolicy: `within` is given, too.
 
-        Example:
+        Examples:
             >>> @app.task(unique=Unique.throttle("10m", by="channel"))
         """
         if "within" in more:
@@ -251,7 +251,7 @@ class Unique:
             max_wait: How long after the first request the job runs at the latest; None means no limit.
             **more: `by` and other settings of `Unique`.
 
-        Example:
+        Examples:
             >>> @app.task(unique=Unique.debounce("5s", "30s", by="document"))
         """
         return cls(**_filled(more, on_conflict="update", wait=wait, max_wait=max_wait))
@@ -265,7 +265,7 @@ class Unique:
             version: The argument whose highest value wins; a request with a lower or equal one is stale.
             **more: Other settings of `Unique`.
 
-        Example:
+        Examples:
             >>> @app.task(unique=Unique.latest("entry_id", "revision"))
         """
         return cls(**_filled(more, by=by, version=version, on_conflict="update"))
@@ -278,7 +278,7 @@ class Unique:
             by: Arguments that make the key; None means all.
             **more: Other settings of `Unique`, such as `merge`.
 
-        Example:
+        Examples:
             >>> @app.task(unique=Unique.coalesce("site"))
         """
         return cls(**_filled(more, by=by, on_conflict="update", on_active="rerun"))
@@ -291,7 +291,7 @@ class Unique:
             by: Arguments that make the key; None means all.
             **more: Other settings of `Unique`.
 
-        Example:
+        Examples:
             >>> @app.task(unique=Unique.once("user_id"))
         """
         return cls(**_filled(more, by=by, until="failure"))
@@ -303,7 +303,7 @@ class Unique:
         Args:
             **more: Other settings of `Unique`.
 
-        Example:
+        Examples:
             >>> @app.task(unique=Unique.singleton())
         """
         return cls(**_filled(more, by=()))

@@ -68,7 +68,7 @@ def log_formatter(form: str | None = "text") -> logging.Formatter:
         form: "json" for one JSON object per line, with the fields of a line about a job; anything else for
             lines that people read, in which no error's message can forge a line.
 
-    Example:
+    Examples:
         >>> handler.setFormatter(log_formatter("json"))
     """
     return JsonFormatter() if form == "json" else TextFormatter()

@@ -56,7 +56,7 @@ class AesGcmCodec:
         InvalidCall: The package cryptography is not installed.
         InvalidPolicy: A key is not 32 bytes in base64.
 
-    Example:
+    Examples:
         >>> app = App(codec=AesGcmCodec(key), secret="…")
     """
 

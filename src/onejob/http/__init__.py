@@ -28,7 +28,7 @@ def dashboard(
         InvalidCall: The packages of `onejob[dashboard]` are missing, or all hosts are allowed without a
             token.
 
-    Example:
+    Examples:
         >>> site.mount("/jobs", dashboard(app, token=TOKEN, hosts=["ops.example.com"]))
     """
     require()

@@ -49,7 +49,7 @@ def make_server(app: App, *, show_arguments: bool = False) -> MCPServer[Any]:
     Raises:
         InvalidCall: The package of `onejob[mcp]` is missing.
 
-    Example:
+    Examples:
         >>> make_server(app).run("stdio")
     """
     require()

@@ -24,7 +24,7 @@ def lifespan(app: App, *, worker: bool | Mapping[str, Any] = False, dashboard: A
         dashboard: A mounted `onejob.http.dashboard(app)`, whose counts run while the server does; the
             lifespan of a mounted app is not run by Starlette.
 
-    Example:
+    Examples:
         >>> site = FastAPI(lifespan=lifespan(app, worker={"concurrency": 4}))
     """
 

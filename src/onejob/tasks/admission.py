@@ -24,7 +24,7 @@ R = TypeVar("R")
 class Admission(msgspec.Struct, Generic[R], frozen=True, eq=False):
     """The answer to every enqueue: what happened to the request, and which job serves it.
 
-    Example:
+    Examples:
         >>> admission = await send_invoice.enqueue(7)
         >>> await admission.result(timeout="30s")
     """

@@ -18,7 +18,7 @@ R = TypeVar("R")
 class Call(Generic[R]):
     """A task with bound arguments, not yet admitted: `task.call(…)`.
 
-    Example:
+    Examples:
         >>> await app.enqueue_many([send_invoice.call(i) for i in range(100)])
     """
 

@@ -69,7 +69,7 @@ class Declared:
 class Tasks:
     """Tasks and schedules that are declared without an app; `app.include(tasks)` adds them to one.
 
-    Example:
+    Examples:
         >>> tasks = Tasks()
         >>> @tasks.task(queue="mail")
         ... async def send(to: str) -> None: ...

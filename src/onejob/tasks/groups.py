@@ -79,7 +79,7 @@ def chain(*calls: Call[Any]) -> CallChain[Any]:
     Args:
         *calls: The calls. All but the first may leave one argument open, which gets the previous result.
 
-    Example:
+    Examples:
         >>> await chain(fetch.call(url), parse.step(), store.step()).enqueue()
     """
     return CallChain(calls)
@@ -178,7 +178,7 @@ def following(call: Call[Any], admissions: Sequence[Admission[Any]], traits: int
 def group(*calls: Call[R]) -> Group[R]:
     """Return calls that run side by side.
 
-    Example:
+    Examples:
         >>> members = await group(*(resize.call(name) for name in names)).enqueue()
         >>> await members.results()
     """
@@ -199,7 +199,7 @@ def batch(
         on_failure: Runs when all have ended and some did not complete.
         on_complete: Runs when all have ended.
 
-    Example:
+    Examples:
         >>> await batch(*(resize.call(name) for name in names), on_success=publish.call()).enqueue()
     """
     given = {"on_success": on_success, "on_failure": on_failure, "on_complete": on_complete}

@@ -33,7 +33,7 @@ R = TypeVar("R")
 class Task(Generic[P, R]):
     """A named function that can be called at once, or enqueued: the answer of `@app.task`.
 
-    Example:
+    Examples:
         >>> await send_invoice.enqueue(7)
         >>> await send_invoice.options(delay="30s").enqueue(8)
         >>> send_invoice(9)  # still a function
@@ -138,7 +138,7 @@ class Task(Generic[P, R]):
             *args: Positional arguments of the function.
             **kwargs: Keyword arguments of the function.
 
-        Example:
+        Examples:
             >>> await app.enqueue_many([send_invoice.call(7), send_invoice.call(8)])
         """
         return Call(self._builder, args, kwargs)
@@ -152,7 +152,7 @@ class Task(Generic[P, R]):
             *args: Positional arguments of the function.
             **kwargs: Keyword arguments of the function.
 
-        Example:
+        Examples:
             >>> await chain(fetch.call(url), store.step(table="pages")).enqueue()
         """
         return Call(self._builder, args, kwargs)
@@ -178,7 +178,7 @@ class Task(Generic[P, R]):
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the arguments: an object with one property per argument.
 
-        Example:
+        Examples:
             >>> schema = send_invoice.schema()
         """
         return self._builder.declaration.signature.schema()
@@ -270,7 +270,7 @@ class Task(Generic[P, R]):
             InvalidCall: Options contradict each other, or do not exist.
             InvalidPolicy: The policy does not fit the task.
 
-        Example:
+        Examples:
             >>> await send_invoice.options(delay="30s", priority=5).enqueue(9)
         """
         when = {"delay": delay, "run_at": run_at, "expires_at": expires_at, "expires_in": expires_in}

@@ -16,7 +16,7 @@ from onejob.testing.inside import engine_of
 class Clock:
     """A clock that moves only by `advance`.
 
-    Example:
+    Examples:
         >>> clock = Clock()
         >>> app = App(store=MemoryStore(clock=clock))
         >>> clock.advance("1h")
@@ -49,7 +49,7 @@ def moving_clock(app: App, *, start: datetime | None = None) -> Iterator[Clock]:
     Raises:
         InvalidCall: `start` has no time zone, or the store cannot use another clock.
 
-    Example:
+    Examples:
         >>> with moving_clock(app) as clock:
         ...     await digest.options(delay="1h").enqueue()
         ...     clock.advance("1h")

@@ -33,7 +33,7 @@ async def empty(app: App, *, database: str | None = None) -> None:
     Raises:
         InvalidCall: The store has another name, or a worker runs on it.
 
-    Example:
+    Examples:
         >>> await empty(app, database="shop_test")
     """
     engine = engine_of(app)

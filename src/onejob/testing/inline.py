@@ -34,7 +34,7 @@ def inline(app: App, *, raises: bool = True) -> Iterator[None]:
         app: The app; also requests of other threads and tasks are run at once.
         raises: Let the enqueue raise what a task raises. Otherwise failures are only stored and logged.
 
-    Example:
+    Examples:
         >>> with inline(app):
         ...     admission = await send_invoice.enqueue(7)
         ...     assert await admission.result() == "sent"

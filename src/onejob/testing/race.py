@@ -51,7 +51,7 @@ async def assert_single_admission(call: Call[Any], n: int = 50, *, processes: in
         AssertionError: None or several requests were admitted, or the others name another job.
         InvalidCall: Other processes cannot make this call.
 
-    Example:
+    Examples:
         >>> await assert_single_admission(send_invoice.call(7))
     """
     builder, args, kwargs = parts_of(call)

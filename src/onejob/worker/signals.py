@@ -21,7 +21,7 @@ class RetryLater(Signal):
         args: Arguments that the next attempt gets instead, by name. The key and the version stay: arguments
             that would change them fail the attempt.
 
-    Example:
+    Examples:
         >>> raise RetryLater("10m", "the service is in maintenance")
     """
 
@@ -43,7 +43,7 @@ class Snooze(Signal):
     Args:
         after: When to run again.
 
-    Example:
+    Examples:
         >>> raise Snooze("5m")
     """
 
@@ -55,7 +55,7 @@ class Snooze(Signal):
 class Cancel(Signal):
     """End this job as cancelled; the text is stored as its reason.
 
-    Example:
+    Examples:
         >>> raise Cancel("the customer is gone")
     """
 
@@ -63,6 +63,6 @@ class Cancel(Signal):
 class Discard(Signal):
     """End this job as a dead letter at once, whatever attempts are left; the text is stored as its error.
 
-    Example:
+    Examples:
         >>> raise Discard("the file is damaged")
     """

@@ -39,7 +39,7 @@ def enqueue_on_commit(task: Task[P, Any], *args: P.args, **kwargs: P.kwargs) -> 
     It is for stores that are not Django's own database, such as Redis. A process that is killed between the
     commit and the enqueue loses the request; `options(connection=…)` on Django's own database does not.
 
-    Example:
+    Examples:
         >>> enqueue_on_commit(send_invoice, order.id)
     """
     from django.db import transaction
