@@ -28,7 +28,7 @@ PATIENCE = 20  # a count that takes long is repeated after this many times as lo
 
 @dataclass(frozen=True)
 class Requests:
-    """How many requests were received, how many jobs they created, and how many were absorbed (ADR 0055).
+    """How many requests were received, how many jobs they created, and how many were absorbed (ADR 0044).
 
     A rerun is absorbed and creates a job, so `received` can be less than the sum of the others.
     """
