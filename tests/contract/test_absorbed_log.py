@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+from hashlib import sha256
 
 import pytest
 
 from onejob import AbsorbedCount, App, Unique
 from onejob.engine import absorbed_log, counters
 from onejob.testing import Clock
-from tests.contract.steps import mailer, run
+from tests.contract.steps import mailer, run, start
 
 
 async def test_an_absorbed_request_is_logged_with_its_caller(app: App, clock: Clock) -> None:
@@ -98,13 +99,31 @@ async def test_very_many_different_requests_are_sampled_and_the_share_is_stored(
     assert sum((await app.stats()).absorbed["mail"].values()) == 2 * most
 
 
+async def test_updated_and_rerun_are_counted_in_the_write_that_they_make(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed loses none of them, and its timer counts none of them again."""
+    monkeypatch.setattr(counters, "FLUSH_AFTER", 3600)
+    mail = mailer(app, unique=Unique.coalesce(by="to"))
+    answers = [await mail.enqueue(1, 0), await mail.enqueue(1, 1)]
+    await start(app)
+    answers += [await mail.enqueue(1, 2), await mail.enqueue(1, 3)]
+    answers += await app.enqueue_many([mail.call(1, 4)])
+    assert [one.outcome for one in answers] == ["created", "updated", "rerun", "updated", "updated"]
+    counted = {(one.outcome, one.job_id): one.count for one in await app._engine.store.tallies("")}
+    first, successor = answers[0].job.id, answers[2].job.id
+    assert counted == {("updated", first): 1, ("rerun", successor): 1, ("updated", successor): 2}
+    assert (await app.stats()).absorbed == {"mail": {"updated": 3, "rerun": 1}}
+    assert sum(entry.times for entry in await app.activity.absorbed()) == 4
+
+
 async def test_two_jobs_are_compared(app: App) -> None:
     mail = mailer(app, unique=Unique(by="to"))
     ada, bob = await mail.enqueue("Ada", 1), await mail.enqueue("Bob", 1)
     answer = await app.why(ada.job.id, bob.job.id)
     assert answer.sentences == [
         "Their keys differ first in args.to.",
-        "A policy whose by= leaves args.to out would have made them one.",
+        "A policy whose by= leaves out to would have made them one.",
     ]
     assert answer.difference is not None
     assert ("to", '"Ada"', '"Bob"') in answer.difference.arguments
@@ -112,6 +131,58 @@ async def test_two_jobs_are_compared(app: App) -> None:
     later = await mail.enqueue("Ada", 2)
     [same] = (await app.why(ada.job.id, later.job.id)).sentences
     assert same == "They have the same key: the hold of one had ended when the other was requested."
+
+
+async def test_jobs_that_differ_in_metadata_or_queue_are_compared(app: App) -> None:
+    app.queue("other")
+    mail = mailer(app, unique=Unique(by="to", queue=True, meta=["tenant"]))
+    one = await mail.options(meta={"tenant": "a"}).enqueue("Ada")
+    other = await mail.options(meta={"tenant": "b"}, queue="other").enqueue("Ada")
+    third = await mail.options(meta={"tenant": "b"}).enqueue("Bob")
+    assert (await app.why(one.job.id, other.job.id)).sentences == [
+        "Their keys differ first in queue.",
+        "With the same queue and meta.tenant they would have been one.",
+    ]
+    assert (await app.why(one.job.id, third.job.id)).sentences == [
+        "Their keys differ first in args.to.",
+        "A policy whose by= leaves out to, and the same meta.tenant, would have made them one.",
+    ]
+
+
+async def test_a_job_and_a_key_are_explained_like_the_call(app: App) -> None:
+    mail = mailer(app, unique=Unique(by="to", meta=["tenant"]))
+    bound = mail.options(meta={"tenant": "a"})
+    first = await bound.enqueue("Ada", 1)
+    call = (await app.why(bound.call("Ada", 2))).explanation
+    assert call is not None
+    assert call.canonical == (
+        '{"args":{"to":"Ada"},"meta":{"tenant":"a"},"namespace":"","task":"mail","v":1}'
+    )
+    assert sha256(call.canonical.encode()).hexdigest() == call.key == first.key
+    for what in (first.job.id, first.key or ""):
+        assert (await app.why(what)).explanation == call
+    await run(app)
+    free = (await app.why(first.job.id)).explanation
+    assert free is not None
+    assert (free.outcome, free.holder, free.canonical) == ("created", None, call.canonical)
+
+
+async def test_a_job_whose_call_cannot_be_made_again_is_not_explained(app: App) -> None:
+    mail = mailer(app, unique=Unique(by="to"))
+    own_key = await mail.options(key="a key of its own").enqueue("Ada")
+    plain = await mail.options(unique=False).enqueue("Ada")
+    stranger = App(store=app._engine.store)
+    for job in (own_key.job, plain.job):
+        assert (await app.why(job.id)).explanation is None
+        assert (await stranger.why(job.id)).explanation is None
+
+
+async def test_why_says_which_kind_of_request_is_not_unique(app: App) -> None:
+    plain = mailer(app, name="plain")
+    sometimes = mailer(app, unique=Unique(key=lambda to: None if to == "nobody" else to), name="sometimes")
+    assert (await app.why(plain.call(1))).sentences == ["The task is not unique."]
+    [said] = (await app.why(sometimes.call("nobody"))).sentences
+    assert said == "The task's key function returned None, so this request is not unique."
 
 
 async def test_a_hold_has_its_exact_number_and_its_first_and_last_time(

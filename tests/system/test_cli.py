@@ -442,6 +442,77 @@ def test_why_says_who_holds_the_key_and_how_to_run_now(onejob: Onejob) -> None:
         assert onejob(*way.split()[1:])
 
 
+def test_why_leaves_out_values_wherever_it_is_told_to(onejob: Onejob) -> None:
+    holder = enqueue(onejob, "sync_user", "user_id=4242")
+    enqueue(onejob, "sync_user", "user_id=4242")
+    other = enqueue(onejob, "sync_user", "user_id=5353")
+    key = answer(onejob("job", "shop:app", holder, "--json"))["key"]
+    ended = enqueue(onejob, "sync_user", "user_id=7474")
+    onejob("cancel", "shop:app", ended)
+    questions = (
+        ["sync_user", "user_id=4242"],
+        ["sync_user", "--args", '{"user_id": 4242}'],
+        [holder],
+        [key],
+        [ended],
+        [holder, "--compare", other],
+    )
+
+    for question in questions:
+        for form in ([], ["--json"]):
+            told = onejob("why", "shop:app", *question, *form).stdout
+            assert re.search("4242|7474", told), question
+            told = onejob("why", "shop:app", *question, "--redact", *form).stdout
+            assert not re.search("4242|5353|7474", told), question
+    told = onejob("why", "shop:app", "sync_user", "user_id=4242", "--redact").stdout
+    assert 'task = "sync_user"' in told
+    assert 'args = {"user_id": "…"}' in told
+
+
+def test_why_says_of_a_job_what_it_says_of_its_call(onejob: Onejob) -> None:
+    holder = enqueue(onejob, "sync_user", "user_id=42")
+    key = answer(onejob("job", "shop:app", holder, "--json"))["key"]
+    of_call = answer(onejob("why", "shop:app", "sync_user", "user_id=42", "--json"))
+
+    for what in (holder, key):
+        told = onejob("why", "shop:app", what).stdout
+        assert re.search(r"^rule +unique by task \+ user_id, ", told, re.MULTILINE)
+        assert re.search(r'^canonical +{"args":{"user_id":42},', told, re.MULTILINE)
+        assert re.search(rf"^key +{key}$", told, re.MULTILINE)
+        assert re.search(r"^frees +.* at the latest$", told, re.MULTILINE)
+        document = answer(onejob("why", "shop:app", what, "--json"))
+        for fact in ("policy", "dimensions", "canonical", "key", "frees_at", "absorbed"):
+            assert document["request"][fact] == of_call[fact]
+
+
+def test_why_says_how_to_run_a_job_now(onejob: Onejob) -> None:
+    scheduled = enqueue(onejob, "explode", "n=1", "--delay", "1h")
+    done = enqueue(onejob, "sync_user", "user_id=8")
+    onejob("cancel", "shop:app", done)
+
+    for job_id in (scheduled, done):
+        [way] = answer(onejob("why", "shop:app", job_id, "--json"))["to_run_now"]
+        assert re.search(r"^to run now +onejob ", why(onejob, job_id), re.MULTILINE)
+        assert onejob(*shlex.split(way)[1:])
+
+
+def test_the_caller_of_a_request_from_the_command_line_is_the_command(onejob: Onejob) -> None:
+    enqueue(onejob, "sync_user", "user_id=42")
+    enqueue(onejob, "sync_user", "user_id=42")
+
+    [entry] = answer(onejob("why", "shop:app", "sync_user", "user_id=42", "--json"))["log"]
+    assert "click" not in entry["line"]
+
+
+def test_two_jobs_are_compared_side_by_side(onejob: Onejob) -> None:
+    one, other = enqueue(onejob, "sync_user", "user_id=1"), enqueue(onejob, "sync_user", "user_id=2")
+
+    told = onejob("why", "shop:app", one, "--compare", other).stdout
+    assert "Their keys differ first in args.user_id." in told
+    assert re.search(rf"^ARGUMENT +{one} +{other}$", told, re.MULTILINE)
+    assert re.search(r"^user_id +1 +2$", told, re.MULTILINE)
+
+
 def test_why_tells_how_a_hold_without_a_window_ends(onejob: Onejob) -> None:
     enqueue(onejob, "strict", "n=1")
     enqueue(onejob, "fragile", "n=1")

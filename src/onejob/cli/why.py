@@ -18,10 +18,15 @@ if TYPE_CHECKING:
     from onejob import AbsorbedRequest, App, Explanation, Job, Why
 
 
+PRIVATE = ("args", "meta", "result")  # fields of a job that have values of the caller
+PRIVATE_DIMENSIONS = ("args", "meta", "key")
+PAYLOAD = {False: "same", True: "differs"}
+
+
 @app_command(example="""onejob why shop:app sync_user --args '{"user_id": 42}'""")
 @click.argument("what", metavar="TASK|ID|KEY")
 @click.option("--compare", metavar="ID", help="Say why job ID was not merged with this one.")
-@click.option("--redact", is_flag=True, help="Leave out the values that make the key.")
+@click.option("--redact", is_flag=True, help="Leave out the values of arguments, metadata and results.")
 @task_arguments
 async def why(
     app: App,
@@ -40,27 +45,28 @@ async def why(
     requests answers about the past.
     """
     if compare is not None or KEY.fullmatch(what) or (is_job_id(what) and what not in app.tasks):
-        return show_story(await app.why(what, compare), as_json=as_json)
+        return show_story(await app.why(what, compare), redact=redact, as_json=as_json)
     place = click.get_current_context().params["app"]
     if URL.fullmatch(place):
         raise unusable(
             f"{redacted(place)} names a store, which has no tasks: name the app, or give the ID of a job."
         )
     answer = await app.why(make_call(app.task_named(what), pairs, given))
-    ways = ways_to_run(explanation_of(answer, redact=redact), place, [what, *words(pairs, given)])
+    assert answer.explanation is not None  # a call was asked about
+    explanation = without_values(answer.explanation) if redact else answer.explanation
+    ways = ways_to_run(explanation, place, [what, *words(pairs, given, redact=redact)])
     if as_json:
         known = {"counted": counts(answer), "log": entries(answer)}
-        return emit(document(explanation_of(answer, redact=redact), ways) | known)
-    show(explanation_of(answer, redact=redact), ways)
+        return emit(document(explanation, ways, redact=redact) | known)
+    facts({"verdict": explanation.outcome, "because": explanation.reason, **facts_of(explanation, ways)})
     return show_log(answer.absorbed)
 
 
-def explanation_of(answer: Why, *, redact: bool) -> Explanation:
-    """Return what a request would meet, perhaps without the values that make its key."""
-    assert answer.explanation is not None  # a call was asked about
-    if not redact:
-        return answer.explanation
-    return replace(answer.explanation, dimensions=hidden(answer.explanation.dimensions))
+def without_values(explanation: Explanation) -> Explanation:
+    """Return an explanation without the values that make its key."""
+    dimensions = explanation.dimensions
+    shown = {name: hidden(dimensions[name]) for name in dimensions.keys() & set(PRIVATE_DIMENSIONS)}
+    return replace(explanation, dimensions={**dimensions, **shown}, canonical="")
 
 
 def hidden(value: Any) -> Any:
@@ -68,15 +74,59 @@ def hidden(value: Any) -> Any:
     return {name: hidden(inner) for name, inner in value.items()} if isinstance(value, Mapping) else "…"
 
 
-def show_story(answer: Why, *, as_json: bool) -> None:
-    """Print an answer in sentences, and the latest absorbed requests."""
+def job_document(job: Job | None, *, redact: bool) -> dict[str, Any] | None:
+    """Return a job as JSON values, perhaps without those of the caller."""
+    if job is None:
+        return None
+    document = job.as_dict()
+    return document | {name: hidden(document[name]) for name in PRIVATE if redact and document[name]}
+
+
+def show_story(answer: Why, *, redact: bool, as_json: bool) -> None:
+    """Print an answer in sentences, what makes the key and who holds it, and the latest absorbed requests."""
     place = click.get_current_context().params["app"]
     story = [line.replace(" APP", f" {redacted(place)}") for line in answer.sentences]
+    explained = answer.explanation
+    if explained is not None and redact:
+        explained = without_values(explained)
+    ways = [] if answer.difference is not None else ways_for_job(answer, place, redact=redact)
     if as_json:
-        job = None if answer.job is None else answer.job.as_dict()
-        return emit({"job": job, "why": story, "counted": counts(answer), "log": entries(answer)})
+        found = {"job": job_document(answer.job, redact=redact), "why": story, "counted": counts(answer)}
+        found |= {} if explained is None else {"request": document(explained, ways, redact=redact)}
+        found |= {"differences": differences(answer, redact=redact)} if answer.difference else {}
+        return emit(found | {"log": entries(answer), "to_run_now": ways})
     click.echo(plain("\n".join(story)))
+    if answer.difference is not None:
+        return show_differences(answer, redact=redact)
+    shown = {"to run now": "\n".join(ways) or None} if explained is None else facts_of(explained, ways)
+    if any(value is not None for value in shown.values()):
+        click.echo()
+        facts(shown)
     return show_log(answer.absorbed)
+
+
+def differences(answer: Why, *, redact: bool) -> list[dict[str, str]]:
+    """Return the arguments in which two jobs differ."""
+    assert answer.difference is not None  # two jobs were compared
+    return [
+        {"path": path, "one": hidden(one) if redact else one, "other": hidden(other) if redact else other}
+        for path, one, other in answer.difference.arguments
+        if one != other
+    ]
+
+
+def show_differences(answer: Why, *, redact: bool) -> None:
+    """Print the arguments in which two jobs differ, side by side."""
+    assert answer.difference is not None  # two jobs were compared
+    one, other = answer.difference.one, answer.difference.other
+    if rows := differences(answer, redact=redact):
+        click.echo()
+        table(
+            ("ARGUMENT", one.id, other.id),
+            [(row["path"], row["one"] or "missing", row["other"] or "missing") for row in rows],
+            yields=(one.id, other.id),
+            empty="",
+        )
 
 
 def counts(answer: Why) -> list[dict[str, Any]]:
@@ -100,17 +150,28 @@ def show_log(absorbed: Sequence[AbsorbedRequest]) -> None:
         return
     click.echo()
     table(
-        ("ABSORBED", "OUTCOME", "TIMES", "JOB", "CALLER"),
-        [(when(one.at), one.outcome, one.times, one.job, one.line) for one in absorbed],
+        ("ABSORBED", "OUTCOME", "TIMES", "PAYLOAD", "JOB", "CALLER"),
+        [
+            (when(one.at), one.outcome, one.times, PAYLOAD[one.payload_differs], one.job, caller(one))
+            for one in absorbed
+        ],
         yields=("CALLER",),
         empty="",
     )
+    share = min(one.sampled for one in absorbed)
+    if share < 1:
+        click.echo(f"At times only {share:.0%} of the requests that differ were logged. Counts are exact.")
 
 
-def words(pairs: Sequence[Pair], given: dict[str, Any] | None) -> list[str]:
-    """Return arguments as they were given on the command line."""
-    named = [f"{name}={value}" for name, value in pairs]
-    return named if given is None else [*named, "--args", compact(given)]
+def caller(one: AbsorbedRequest) -> str:
+    """Return the line, the machine and the process that made a request; empty if they were not recorded."""
+    return f"{one.line} on {one.host}:{one.process}".strip() if one.host else ""
+
+
+def words(pairs: Sequence[Pair], given: dict[str, Any] | None, *, redact: bool) -> list[str]:
+    """Return arguments as they were given on the command line, perhaps without their values."""
+    named = [f"{name}={'…' if redact else value}" for name, value in pairs]
+    return named if given is None else [*named, "--args", compact(hidden(given) if redact else given)]
 
 
 def ways_to_run(explanation: Explanation, place: str, call: Sequence[str]) -> list[str]:
@@ -119,47 +180,66 @@ def ways_to_run(explanation: Explanation, place: str, call: Sequence[str]) -> li
         return []
     ways = [shlex.join(["onejob", "enqueue", place, *call, "--force"])]
     if explanation.holder is not None:
-        running = ["--force"] if explanation.holder.state == "active" else []
-        ways.append(shlex.join(["onejob", "release", place, explanation.holder.id, *running]))
+        ways.append(release_command(explanation.holder, place))
     return ways
 
 
-def document(explanation: Explanation, ways: Sequence[str]) -> dict[str, Any]:
+def ways_for_job(answer: Why, place: str, *, redact: bool) -> list[str]:
+    """Return commands that would make a job run now, or run again."""
+    job, explained = answer.job, answer.explanation
+    if job is None:
+        return []
+    if job.state in {"scheduled", "retryable"}:
+        return [shlex.join(["onejob", "run-now", place, job.id])]
+    if explained is None:
+        return []
+    if job.is_successor and explained.holder is not None:
+        return [release_command(explained.holder, place)]
+    if job.state in {"completed", "cancelled"}:
+        again = [job.task, "--args", compact(hidden(job.arguments) if redact else job.arguments)]
+        return ways_to_run(explained, place, again) or [shlex.join(["onejob", "enqueue", place, *again])]
+    return []
+
+
+def release_command(holder: Job, place: str) -> str:
+    """Return the command that releases a key."""
+    running = ["--force"] if holder.state == "active" else []
+    return shlex.join(["onejob", "release", place, holder.id, *running])
+
+
+def document(explanation: Explanation, ways: Sequence[str], *, redact: bool) -> dict[str, Any]:
     """Return an explanation as JSON values."""
-    holder, successor = explanation.holder, explanation.successor
     return {
         "outcome": str(explanation.outcome),
         "reason": explanation.reason,
         "policy": explanation.policy,
         "dimensions": explanation.dimensions,
+        "canonical": explanation.canonical or None,
         "key": explanation.key,
-        "holder": holder.as_dict() if holder else None,
-        "successor": successor.as_dict() if successor else None,
+        "holder": job_document(explanation.holder, redact=redact),
+        "successor": job_document(explanation.successor, redact=redact),
         "frees_at": stamp(explanation.frees_at),
         "absorbed": explanation.absorbed,
         "to_run_now": list(ways),
     }
 
 
-def show(explanation: Explanation, ways: Sequence[str]) -> None:
-    """Print an explanation."""
+def facts_of(explanation: Explanation, ways: Sequence[str]) -> dict[str, object]:
+    """Return what makes a key, which job holds it and until when, and what to do, by name."""
     dimensions = {
         name: value for name, value in explanation.dimensions.items() if name != "v" and value != ""
     }
-    facts(
-        {
-            "verdict": explanation.outcome,
-            "because": explanation.reason,
-            "rule": explanation.policy,
-            "same work": "\n".join(f"{name} = {text(value)}" for name, value in dimensions.items()) or None,
-            "key": explanation.key,
-            "holder": one_line(explanation.holder),
-            "successor": one_line(explanation.successor),
-            "frees": ends(explanation.holder),
-            "absorbed": number_of(explanation.absorbed, "request") if explanation.holder else None,
-            "to run now": "\n".join(ways) or None,
-        }
-    )
+    return {
+        "rule": explanation.policy,
+        "same work": "\n".join(f"{name} = {text(value)}" for name, value in dimensions.items()) or None,
+        "canonical": explanation.canonical or None,
+        "key": explanation.key,
+        "holder": one_line(explanation.holder),
+        "successor": one_line(explanation.successor),
+        "frees": ends(explanation.holder),
+        "absorbed": number_of(explanation.absorbed, "request") if explanation.holder else None,
+        "to run now": "\n".join(ways) or None,
+    }
 
 
 def text(value: object) -> str:

@@ -27,7 +27,7 @@ from onejob.core.holds import (
 from onejob.core.job import UNSTARTED, WAITING, Job, Mark, State, Trait, alter, is_same
 from onejob.core.merge import merge_jobs
 from onejob.core.policy import Unique
-from onejob.core.step import Changes, View
+from onejob.core.step import Changes, Tally, View
 from onejob.errors import BlockerCycle, InvalidCall, MergeFailed
 
 
@@ -57,6 +57,7 @@ class Outcome(StrEnum):
 
 Refusal = Literal["duplicate", "mismatch", "merge", "full"]
 
+COUNTED_AT_ONCE = frozenset({Outcome.UPDATED, Outcome.RERUN})  # in the write that they make anyway
 DEDUPLICATED = frozenset({Outcome.KEPT, Outcome.UPDATED, Outcome.RERUN, Outcome.REJECTED, Outcome.STALE})
 
 
@@ -98,6 +99,8 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
 def decide(request: Request, view: View) -> Changes[Verdict]:
     """Decide about a request by the jobs that occupy its key and by the limit of its queue."""
     changes = decide_by_key(request, view)
+    if changes.answer.outcome in COUNTED_AT_ONCE:
+        changes = msgspec.structs.replace(changes, tally=tally_of(request, changes.answer, view.now))
     if request.max_depth is None or view.depth is None or view.depth < request.max_depth:
         return changes
     if not changes.inserts or changes.answer.outcome is Outcome.REPLACED:  # the queue does not grow
@@ -105,6 +108,12 @@ def decide(request: Request, view: View) -> Changes[Verdict]:
     [job] = changes.inserts
     reason = f"Queue {request.job.queue!r} has {view.depth} waiting jobs, and max_depth={request.max_depth}."
     return Changes(Verdict(Outcome.REJECTED, job, None, reason, refusal="full", depth=view.depth))
+
+
+def tally_of(request: Request, verdict: Verdict, now: datetime) -> Tally:
+    """Return what an absorbed request adds to the counters."""
+    asked = request.job
+    return Tally(asked.namespace, asked.task, str(verdict.outcome), verdict.job.id, 1, now, now)
 
 
 def decide_by_key(request: Request, view: View) -> Changes[Verdict]:

@@ -14,6 +14,21 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
+class Tally(msgspec.Struct, frozen=True, gc=False):
+    """How often requests were absorbed: per task, outcome and the job that served them, and since when.
+
+    A store that gets one without times takes the present.
+    """
+
+    namespace: str
+    task: str
+    outcome: str
+    job_id: str
+    count: int
+    last_at: datetime | None = None
+    first_at: datetime | None = None
+
+
 class View(msgspec.Struct, frozen=True, gc=False):
     """The rows that concern a step, as committed, at the store's time."""
 
@@ -27,13 +42,17 @@ class View(msgspec.Struct, frozen=True, gc=False):
 
 
 class Changes(msgspec.Struct, Generic[T_co], frozen=True, gc=False):
-    """The step's answer, and the rows to write, in this order, as one atomic act."""
+    """The step's answer, and the rows to write, in this order, as one atomic act.
+
+    The tally is added to the counters in the same act; there is none without rows.
+    """
 
     answer: T_co
     updates: tuple[Job, ...] = ()
     inserts: tuple[Job, ...] = ()
     deletes: tuple[str, ...] = ()
     mark: Mark | None = None
+    tally: Tally | None = None
 
     @property
     def is_empty(self) -> bool:

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import msgspec
 
-from onejob.core.decide import Request, Verdict
+from onejob.core.decide import COUNTED_AT_ONCE, Request, Verdict
 from onejob.stores.contract import Observation, Observations, Tally
 
 KIND = "absorbed"
@@ -27,7 +27,10 @@ KEPT_FOR = timedelta(days=7)  # unless the app says otherwise
 PER_KEY = 100  # entries that a key keeps
 PER_NAMESPACE = 10_000  # entries that a namespace keeps
 PER_WRITE = 200  # different entries between two writes; further ones are left out, and their share is stored
-INTERNAL = ("onejob.", "asyncio.", "concurrent.", "contextlib", "threading")  # modules that call for others
+INTERNAL = (  # modules that call for others
+    *("onejob.", "asyncio.", "concurrent.", "contextlib", "threading"),
+    *("click.", "runpy"),  # of the command line
+)
 
 
 class AbsorbedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,6 +80,11 @@ class Absorbed(NamedTuple):
     verdict: Verdict
     outcome: str
     job_id: str  # of the job that serves it
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether its step has counted it, in the write that it made anyway."""
+        return self.outcome in COUNTED_AT_ONCE
 
     @property
     def tally(self) -> Tally:

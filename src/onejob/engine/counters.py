@@ -97,11 +97,12 @@ class AbsorbedCounters:
             self._start_timer()
 
     def absorb(self, one: Absorbed) -> None:
-        """Count an absorbed request and add it to the log; a timer writes both."""
+        """Count an absorbed request, unless its step has, and add it to the log; a timer writes both."""
         self._reset_after_fork()
         asked = one.request.job
         with self._lock:
-            self._add((asked.namespace, asked.task, one.outcome, one.job_id), 1)
+            if not one.is_counted:
+                self._add((asked.namespace, asked.task, one.outcome, one.job_id), 1)
             self._log.add(one, in_transaction=False)
             self._start_timer()
 

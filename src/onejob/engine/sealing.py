@@ -242,7 +242,8 @@ def act_sealed(act: Callable[[View], Changes[Any]], sealer: Sealer, view: View) 
     updates = tuple(seal_job(sealer, job) for job in changes.updates)
     inserts = tuple(seal_job(sealer, job) for job in changes.inserts)
     written = {job.id: job for job in (*updates, *inserts)}
-    return Changes(shown(changes.answer, written), updates, inserts, changes.deletes, changes.mark)
+    answer = shown(changes.answer, written)
+    return msgspec.structs.replace(changes, answer=answer, updates=updates, inserts=inserts)
 
 
 def shown(answer: Any, written: Mapping[str, Job]) -> Any:

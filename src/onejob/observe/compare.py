@@ -9,11 +9,8 @@ import msgspec
 
 from onejob.core.job import Job
 from onejob.engine.engine import Engine
-from onejob.errors import InvalidCall
 from onejob.tasks.explain import dimensions_of
-from onejob.tasks.options import Options
 from onejob.tasks.registry import Registry
-from onejob.tasks.request import RequestBuilder
 
 
 @dataclass(frozen=True)
@@ -50,15 +47,7 @@ async def compare(engine: Engine, registry: Registry, one: str, other: str) -> D
 
 def dimensions(engine: Engine, registry: Registry, job: Job) -> dict[str, str]:
     """Return what a job's key is made of, as paths and values; all arguments if its task is unknown."""
-    if job.task in registry.tasks and not job.is_sealed and not job.is_tombstone:
-        builder = RequestBuilder(engine, registry, registry.tasks[job.task], Options())
-        try:
-            found = dimensions_of(builder, job.arguments)
-        except (InvalidCall, TypeError, ValueError):  # the task has other arguments by now
-            found = None
-        if found:
-            return flat(found)
-    return flat({"args": job.arguments})
+    return flat(dimensions_of(engine, registry, job) or {"args": job.arguments})
 
 
 def flat(value: Any, path: str = "") -> dict[str, str]:
@@ -85,7 +74,14 @@ def advise(one: Job, other: Job, differing: list[str]) -> list[str]:
         return ["They have the same key: the hold of one had ended when the other was requested."]
     if not differing:
         return ["Their arguments are equal; their keys differ in something else, such as queue or metadata."]
-    return [
-        f"Their keys differ first in {differing[0]}.",
-        f"A policy whose by= leaves {' and '.join(differing)} out would have made them one.",
-    ]
+    return [f"Their keys differ first in {differing[0]}.", remedy(differing)]
+
+
+def remedy(differing: list[str]) -> str:
+    """Say what would have made the keys equal: a policy without some arguments, or an equal queue."""
+    names = [path.removeprefix("args.") for path in differing if path.startswith("args.")]
+    others = " and ".join(path for path in differing if not path.startswith("args."))
+    if not names:
+        return f"With the same {others} they would have been one."
+    policy = f"A policy whose by= leaves out {' and '.join(names)}"
+    return f"{policy}{f', and the same {others},' if others else ''} would have made them one."

@@ -17,7 +17,7 @@ from onejob.engine.engine import Engine
 from onejob.observe.compare import Difference, compare
 from onejob.stores.queries import ByKey
 from onejob.tasks.call import Call, parts_of
-from onejob.tasks.explain import Explanation, explain
+from onejob.tasks.explain import Explanation, explain, explain_job
 from onejob.tasks.registry import Registry
 from onejob.tasks.why_job import JobStory
 
@@ -47,7 +47,8 @@ class Why:
     Attributes:
         sentences: The answer in words; the first is the most important one.
         job: The job that was asked about, or that holds the key.
-        explanation: What a new request would meet, if a call was asked about.
+        explanation: What a new request would meet: the call that was asked about, or the call that made the
+            job, or the job that has the key. None if that call cannot be made again.
         absorbed: The latest entries of the log of absorbed requests for the same key, newest first.
         difference: How two jobs differ, if two were compared.
         counted: How many requests each job of the key has absorbed, since when and until when, by job id.
@@ -76,7 +77,7 @@ async def why(engine: Engine, registry: Registry, what: str | Call[Any], than: s
     served = [entry for entry in entries if entry.job == job.id]
     counted = await count_absorbed(engine, {job.id})
     story = [*await JobStory(engine, registry).tell(job), *past(engine, served, counted)]
-    return Why(story, job, absorbed=served, counted=counted)
+    return Why(story, job, await explain_job(engine, registry, job), served, counted=counted)
 
 
 async def why_call(engine: Engine, call: Call[Any]) -> Why:
@@ -96,16 +97,14 @@ async def why_key(engine: Engine, registry: Registry, key: bytes) -> Why:
     counted = await count_absorbed(engine, {job.id for job in jobs} | {entry.job for entry in entries})
     holder = next((job for job in jobs if job.is_holder), None)
     if holder is not None:
+        explained = await explain_job(engine, registry, holder)
         story = [f"Job {holder.id} ({holder.task}) holds the key and is {holder.state}."]
-        return Why(
-            [*story, *await JobStory(engine, registry).tell(holder), *past(engine, entries, counted)],
-            holder,
-            absorbed=entries,
-            counted=counted,
-        )
+        story += [*await JobStory(engine, registry).tell(holder), *past(engine, entries, counted)]
+        return Why(story, holder, explained, entries, counted=counted)
     if jobs:
+        explained = await explain_job(engine, registry, jobs[0])
         story = [f"No job holds the key; the last was job {jobs[0].id} ({jobs[0].task}), {jobs[0].state}."]
-        return Why([*story, *past(engine, entries, counted)], jobs[0], absorbed=entries, counted=counted)
+        return Why([*story, *past(engine, entries, counted)], jobs[0], explained, entries, counted=counted)
     story = past(engine, entries, counted) or ["No job of this namespace has had this key."]
     return Why(story, absorbed=entries, counted=counted)
 
@@ -146,6 +145,6 @@ def past(
         total, began = sum(entry.times for entry in entries), entries[-1].at
     first = when(began, engine.store.now())
     came = f", from {newest.line}" if newest.line else ""
-    many = "" if total == 1 else f" {number_of(total, 'request')} since {first}; the last"
+    which = "1 request, which" if total == 1 else f"{number_of(total, 'request')} since {first}; the last"
     last = when(newest.at, engine.store.now())
-    return [f"Absorbed:{many} {last} was {newest.outcome} in favour of job {newest.job}{came}."]
+    return [f"Absorbed: {which} was {newest.outcome} in favour of job {newest.job}, {last}{came}."]

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkabl
 
 import msgspec
 
+from onejob.core import step as core_step
 from onejob.core.job import Job, State
 from onejob.core.leasing import Lease
 from onejob.core.step import Step, View
@@ -26,6 +27,7 @@ from onejob.stores.store_clock import Clock
 
 T = TypeVar("T")
 Level = Literal["ok", "warn", "fail"]
+Tally = core_step.Tally
 
 SCHEDULES = "cron:"  # the prefix of a schedule's name where a tally names a job
 
@@ -36,21 +38,6 @@ class Leased(NamedTuple):
     answers: list[Any]  # of the steps that were applied first
     jobs: list[Job]
     next_due: datetime | None  # when to lease again; None if nothing is timed, or no more jobs were wanted
-
-
-class Tally(msgspec.Struct, frozen=True, gc=False):
-    """How often requests were absorbed: per task, outcome and the job that served them, and since when.
-
-    A store that gets one without times takes the present.
-    """
-
-    namespace: str
-    task: str
-    outcome: str
-    job_id: str
-    count: int
-    last_at: datetime | None = None
-    first_at: datetime | None = None
 
 
 class Observation(msgspec.Struct, frozen=True, gc=False):

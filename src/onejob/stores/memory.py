@@ -73,7 +73,12 @@ class MemoryStore:
                 lambda job: job.state in UNSTARTED and (job.namespace, job.queue) == step.queue
             )
             self._rows.depths = {step.queue: len(waiting)}
-        return self._rows.run(step, self.now(), _ignore)
+        return self._rows.run(step, self.now(), self._record)
+
+    def _record(self, changes: Changes[Any]) -> None:
+        """Add to the counters what a step adds to them."""
+        if changes.tally is not None:
+            self._add_up(changes.tally)
 
     # ── leasing ───────────────────────────────────────────────────────────────────────────────────
 
@@ -197,9 +202,12 @@ class MemoryStore:
         """Add to the counters."""
         with self._lock:
             for entry in tallies:
-                key = (entry.namespace, entry.task, entry.outcome, entry.job_id)
-                self._tallies[key] += entry.count
-                self._note_times(key, entry.last_at or self.now(), entry.first_at or self.now())
+                self._add_up(entry)
+
+    def _add_up(self, entry: Tally) -> None:
+        key = (entry.namespace, entry.task, entry.outcome, entry.job_id)
+        self._tallies[key] += entry.count
+        self._note_times(key, entry.last_at or self.now(), entry.first_at or self.now())
 
     def _note_times(self, key: tuple[str, str, str, str], last: datetime, first: datetime) -> None:
         known = self._tallied_at.get(key, (last, first))

@@ -66,7 +66,8 @@ def apply_once(server: Server, steps: Sequence[Step[Any]]) -> Flow[list[Any]]:
         answers, draft = yield from decide(transaction, server.now, dict(enumerate(steps)))
         # Notify even if nothing was written: workers skip rows that are locked here until the commit.
         notify = Query("notify", (CALLER,))
-        yield from transaction.send(*writes(draft), notify, restored, Query("release"))
+        written = writes(draft, counting="count_apart")
+        yield from transaction.send(*written, notify, restored, Query("release"))
     except Exception as error:
         yield [Query("undo"), Query("release")]
         raise name_error(error, isolation, server) from error

@@ -635,6 +635,18 @@ ON CONFLICT (namespace, task, outcome, job_id, part) DO UPDATE SET
     last_at = greatest(onejob_tallies.last_at, excluded.last_at),
     first_at = least(onejob_tallies.first_at, excluded.first_at);
 
+-- name: count_decided
+-- Add to the counters in the transaction that writes what was counted.
+INSERT INTO onejob_tallies (namespace, task, outcome, job_id, part, count, last_at, first_at)
+SELECT namespace, task, outcome, job_id, '', sum(count), max(last_at), min(first_at)
+FROM json_populate_recordset(NULL::onejob_tallies, $1::text::json)
+GROUP BY namespace, task, outcome, job_id
+ORDER BY namespace, task, outcome, job_id
+ON CONFLICT (namespace, task, outcome, job_id, part) DO UPDATE SET
+    count = onejob_tallies.count + excluded.count,
+    last_at = greatest(onejob_tallies.last_at, excluded.last_at),
+    first_at = least(onejob_tallies.first_at, excluded.first_at);
+
 -- name: transaction_id
 SELECT pg_current_xact_id()::text;
 

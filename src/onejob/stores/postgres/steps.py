@@ -17,14 +17,14 @@ from typing import Any
 
 import psycopg
 
-from onejob.core.job import Job
+from onejob.core.job import EPOCH, Job
 from onejob.core.step import NO_CHANGES, Changes, Step, View
 from onejob.errors import AdmissionBusy
 from onejob.stores.columns import INDEX, read_job, read_mark, write_mark
 from onejob.stores.flow import Flow, Query, Row
 from onejob.stores.postgres.connection import BEGIN, COMMIT, ROLLBACK
 from onejob.stores.postgres.errors import is_busy, is_race, translated
-from onejob.stores.postgres.records import joined, position, updates, write_row
+from onejob.stores.postgres.records import joined, position, tally_records, updates, write_row
 from onejob.stores.postgres.server import Server
 from onejob.stores.sql.draft import Draft
 from onejob.stores.sql.reading import array
@@ -302,8 +302,11 @@ def load_marks(transaction: Transaction, copy: WorkingCopy, rows: Sequence[Row])
             raise Moved  # it has taken the key meanwhile, and is not locked
 
 
-def writes(draft: Draft) -> list[Query]:
-    """Return the statements that write a draft; keys are released before they are taken."""
+def writes(draft: Draft, *, counting: str = "count_decided") -> list[Query]:
+    """Return the statements that write a draft; keys are released before they are taken.
+
+    The counters come last, so that their rows are locked for a short time; `counting` names the statement.
+    """
     deleted, updated, inserted = draft.rows()
     taking = [takes_stand(old, new) for old, new in updated]
     return [
@@ -312,6 +315,7 @@ def writes(draft: Draft) -> list[Query]:
         *updates([pair for pair, takes in zip(updated, taking, strict=True) if takes], must=True),
         *(Query("insert_job", write_row(job)) for job in sorted(inserted, key=position)),
         *(write_mark_of(draft, key) for key in sorted(draft.marks)),
+        *([Query(counting, (tally_records(draft.tallies, EPOCH),))] if draft.tallies else []),
     ]
 
 

@@ -8,7 +8,8 @@
 --            expected (the revisions and ids seen, '?' to only read), limited ('1' if it needs the turns),
 --            wakes ('1' to publish the message), number of ids, ids,
 --            number of counters, then name and difference of each,
---            number of writes, then command, number of the key, and words of each
+--            number of writes, then command, number of the key, and words of each; COUNT, which adds one to a counter
+--            of absorbed requests, has its name and time, and the keys of the last and first times follow its key
 -- Returns  per group: 1 (written), 2 (refused: the turn is over), or the rows {records of the ids, holder, its record,
 --          successor, its record, mark, record of the job that the mark names}
 --
@@ -18,7 +19,7 @@ local call, sub, min, unpack, ARGV = redis.call, string.sub, math.min, unpack, A
 local jobs, held, next, marks, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local channel, message, grows, deadline, number_of_turns = unpack(ARGV, 1, 5)
 local REVISION, KEY, AT_ONCE = 10, 20, 1000
-local WORDS = {HSET = 2, HDEL = 1, ZADD = 2, ZREM = 1}
+local WORDS = {HSET = 2, HDEL = 1, ZADD = 2, ZREM = 1, COUNT = 2}
 
 -- ── turns ──
 
@@ -80,7 +81,7 @@ end
 
 -- ── groups ──
 
-local removals, additions, lists, sums, wake = {}, {}, {}, {}, false
+local removals, additions, lists, sums, absorbed, wake = {}, {}, {}, {}, {}, false
 
 local function list_of(command, number)
   local name = command .. number
@@ -115,7 +116,9 @@ local function add_writes(accepted)
   for _ = 1, left do
     local command = ARGV[at]
     local words = WORDS[command]
-    if accepted then
+    if accepted and command == 'COUNT' then
+      absorbed[#absorbed + 1] = {tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3]}
+    elseif accepted then
       local list = list_of(command, ARGV[at + 1])
       list[#list + 1] = ARGV[at + 2]
       if words == 2 then list[#list + 1] = ARGV[at + 3] end
@@ -157,6 +160,13 @@ write(removals)
 write(additions)
 for name, difference in pairs(sums) do
   if difference ~= 0 and call('HINCRBY', counts, name, difference) == 0 then call('HDEL', counts, name) end
+end
+for _, one in ipairs(absorbed) do
+  local number, name, time = unpack(one)
+  local lasts, firsts = KEYS[number + 1], KEYS[number + 2]
+  call('HINCRBY', KEYS[number], name, 1)
+  if tonumber(time) > tonumber(call('HGET', lasts, name) or 0) then call('HSET', lasts, name, time) end
+  if tonumber(time) < tonumber(call('HGET', firsts, name) or math.huge) then call('HSET', firsts, name, time) end
 end
 if wake then call('PUBLISH', channel, message) end
 for _, turn in ipairs(turns) do

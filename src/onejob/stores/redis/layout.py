@@ -26,6 +26,8 @@ INDEX_DIGITS = 10  # of a continuation's index in its chain
 RANK_DIGITS = 58  # before the id; take.lua knows it too
 LARGEST_PRIORITY, EARLIEST_TIME, LARGEST_PLACE = 1 << 63, 10**17, 1 << 63  # offsets that make digits sort
 
+TALLIES = ("tallies", "tallied", "tallied_first")  # how often, when last, when first; in this order
+
 Entries = dict[str, tuple[int, str]]
 """Name of a sorted set → score and member; a job has at most one member in each set."""
 

@@ -32,7 +32,7 @@ from onejob.stores.queries import (
     matches,
     page,
 )
-from onejob.stores.redis.layout import Bucket, Keyspace, frame
+from onejob.stores.redis.layout import TALLIES, Bucket, Keyspace, frame
 from onejob.stores.redis.records import read_or_replace, read_record
 from onejob.stores.redis.steps import Call, Flow, commit, read_key, read_rows
 from onejob.stores.redis.supply import Damaged
@@ -363,8 +363,6 @@ def starts(namespace: str, queue: str, since: datetime, space: Keyspace) -> Flow
 
 # ── counters of absorbed requests ─────────────────────────────────────────────────────────────────
 
-TALLIES = ("tallies", "tallied", "tallied_first")  # how often, when last, when first
-
 
 def count(tallies: Sequence[Tally], space: Keyspace, batch: str = "") -> Flow[None]:
     """Add to the counters, exactly once even if a reply is lost and the batch is repeated."""
@@ -374,11 +372,11 @@ def count(tallies: Sequence[Tally], space: Keyspace, batch: str = "") -> Flow[No
         times = write_time(one.last_at or now), write_time(one.first_at or now)
         words = (frame(one.task, one.outcome, one.job_id), one.count, *times, "")
         by_namespace.setdefault(one.namespace, []).extend(words)
-    yield [_counting(namespace, words, space, batch) for namespace, words in by_namespace.items()]
-
-
-def _counting(namespace: str, words: Sequence[Any], space: Keyspace, batch: str = "") -> Call:
     bucket = space.buckets[0]
+    yield [_counting(namespace, words, bucket, batch) for namespace, words in by_namespace.items()]
+
+
+def _counting(namespace: str, words: Sequence[Any], bucket: Bucket, batch: str = "") -> Call:
     name = f"{batch}:{namespace}" if batch else uuid4().hex  # a program may have seeded `random`
     request = f"{bucket.tag}request:{name}"
     keys = (request, *(bucket.name(what, namespace) for what in TALLIES))
@@ -386,33 +384,58 @@ def _counting(namespace: str, words: Sequence[Any], space: Keyspace, batch: str 
 
 
 def tallies(namespace: str, space: Keyspace) -> Flow[list[Tally]]:
-    """Return the counters."""
-    bucket = space.buckets[0]
-    numbers, *times = yield [
-        Call(bucket.number, ("HGETALL", bucket.name(what, namespace))) for what in TALLIES
+    """Return the counters, added up over the buckets: a step counts in the bucket of its job."""
+    found: dict[tuple[str, str, str], Tally] = {}
+    for some in (yield from _tallies_by_bucket(namespace, space)):
+        for one in some:
+            name = one.task, one.outcome, one.job_id
+            found[name] = _sum(found[name], one) if name in found else one
+    return [found[name] for name in sorted(found)]
+
+
+def _tallies_by_bucket(namespace: str, space: Keyspace) -> Flow[list[list[Tally]]]:
+    """Return the counters of each bucket."""
+    replies = yield [
+        Call(bucket.number, ("HGETALL", bucket.name(what, namespace)))
+        for bucket in space.buckets
+        for what in TALLIES
     ]
+    return [_read_tallies(namespace, *replies[at : at + 3]) for at in range(0, len(replies), 3)]
+
+
+def _read_tallies(namespace: str, numbers: Sequence[bytes], *times: Sequence[bytes]) -> list[Tally]:
     last, first = ({name: read_time(int(at)) for name, at in pairs(some)} for some in times)
-    found = [
+    return [
         Tally(namespace, task, outcome, job_id, int(number), last.get(name), first.get(name))
         for name, number in pairs(numbers)
         for task, outcome, job_id in [msgspec.json.decode(name)]
     ]
-    return sorted(found, key=lambda one: (one.task, one.outcome, one.job_id))
+
+
+def _sum(one: Tally, other: Tally) -> Tally:
+    first, last = (one.first_at, other.first_at), (one.last_at, other.last_at)
+    return msgspec.structs.replace(
+        one,
+        count=one.count + other.count,
+        first_at=min((at for at in first if at is not None), default=None),
+        last_at=max((at for at in last if at is not None), default=None),
+    )
 
 
 def fold(namespace: str, space: Keyspace) -> Flow[int]:
     """Add the counters of jobs that are gone to those of no job, and return how many there were."""
-    found = yield from tallies(namespace, space)
-    of_jobs = [one for one in found if one.job_id and not one.job_id.startswith(SCHEDULES)]
+    by_bucket = yield from _tallies_by_bucket(namespace, space)
     folded = 0
-    for first in range(0, len(of_jobs), FOLDED):
-        some = of_jobs[first : first + FOLDED]
-        jobs = yield from get([one.job_id for one in some], space)
-        gone = [one for one, job in zip(some, jobs, strict=True) if job is None]
-        words = [word for one in gone for word in _folding(one)]
-        if words:
-            yield [_counting(namespace, words, space)]
-        folded += len(gone)
+    for bucket, found in zip(space.buckets, by_bucket, strict=True):
+        of_jobs = [one for one in found if one.job_id and not one.job_id.startswith(SCHEDULES)]
+        for first in range(0, len(of_jobs), FOLDED):
+            some = of_jobs[first : first + FOLDED]
+            jobs = yield from get([one.job_id for one in some], space)
+            gone = [one for one, job in zip(some, jobs, strict=True) if job is None]
+            words = [word for one in gone for word in _folding(one)]
+            if words:
+                yield [_counting(namespace, words, bucket)]
+            folded += len(gone)
     return folded
 
 

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from onejob.core.job import TERMINAL, UNSTARTED, WAITING, Job, Mark, State
-from onejob.core.step import Changes, Step, View
+from onejob.core.step import Changes, Step, Tally, View
 from onejob.errors import AdmissionBusy
+from onejob.stores.columns import write_time
 from onejob.stores.queries import TIMED
 from onejob.stores.redis import records
-from onejob.stores.redis.layout import Bucket, Keyspace, changed_entries, counters
+from onejob.stores.redis.layout import TALLIES, Bucket, Keyspace, changed_entries, counters, frame
 from onejob.stores.redis.records import read_or_replace, read_stored_mark, write_record, write_stored_mark
 from onejob.stores.working_copy import WorkingCopy, attempt
 
@@ -261,6 +262,7 @@ class Commit:
         key = "" if group.key is None else group.key.hex()
         if key and (after or mark):
             commands += key_writes(key, seen, after, mark)
+        commands += [self._count(one.tally) for one in changes if one.tally is not None]
         wakes = any(job is not None and job.state in WAKING for job in after.values())
         self._words += (key, group.depth, group.expected(len(new)), "1" if group.limited else "")
         self._words += ("1" if wakes else "", len(group.sent), *group.sent, len(counts))
@@ -282,6 +284,13 @@ class Commit:
             if before.get(name) != entry:
                 commands.append(("ZADD", self._number(name), *entry))
         return commands
+
+    def _count(self, tally: Tally) -> tuple[Any, ...]:
+        """Return the command that adds one to a counter; its times are in the two keys that follow."""
+        numbers = [self._number(self.bucket.name(what, tally.namespace)) for what in TALLIES]
+        at = tally.last_at
+        assert at is not None  # a step knows when it decides
+        return ("COUNT", numbers[0], frame(tally.task, tally.outcome, tally.job_id), write_time(at))
 
     def call(self) -> Call:
         """Return the call."""

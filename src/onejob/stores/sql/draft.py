@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from onejob.core.job import Job, Mark
-from onejob.core.step import Changes
+from onejob.core.step import Changes, Tally
 from onejob.stores.working_copy import WorkingCopy
 
 
@@ -18,12 +18,16 @@ class Rows(NamedTuple):
 
 
 class Draft:
-    """What steps have changed: each job as it was before; the working copy has it as it is after them."""
+    """What steps have changed: each job as it was before; the working copy has it as it is after them.
+
+    Besides jobs it has the marks that they write, and what they add to the counters.
+    """
 
     def __init__(self, copy: WorkingCopy) -> None:
         self.copy = copy
         self.before: dict[str, Job | None] = {}
         self.marks: dict[bytes, Mark] = {}
+        self.tallies: list[Tally] = []
         self.marked = frozenset(copy.marks)  # keys that had a mark before
 
     def add(self, changes: Changes[Any]) -> None:
@@ -37,6 +41,8 @@ class Draft:
             before.setdefault(job_id, jobs.get(job_id))
         if changes.mark is not None:
             self.marks[changes.mark.key] = changes.mark
+        if changes.tally is not None:
+            self.tallies.append(changes.tally)
 
     def rows(self) -> Rows:
         """Return what is to be written."""

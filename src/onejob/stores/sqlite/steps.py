@@ -13,6 +13,7 @@ from onejob.core.step import NO_CHANGES, Changes, Step, View
 from onejob.stores.columns import read_job, read_mark
 from onejob.stores.sql.draft import Draft
 from onejob.stores.sql.reading import array
+from onejob.stores.sqlite.counters import count
 from onejob.stores.sqlite.rows import Parameters, insertion, mark_row, revision
 from onejob.stores.sqlite.session import Session
 from onejob.stores.working_copy import WorkingCopy, attempt
@@ -185,6 +186,8 @@ def write(session: Session, draft: Draft) -> None:
             session.write("write_mark", [mark_row(mark)])
         else:
             session.write("delete_mark", [(mark.key,)])
+    if draft.tallies:
+        count(session, draft.tallies)
 
 
 def _updates(jobs: list[tuple[Job, Job]]) -> dict[str, list[Parameters]]:

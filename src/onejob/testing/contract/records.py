@@ -103,6 +103,16 @@ async def counters_add_up_and_fold_when_their_job_is_gone(given: Given) -> None:
 
 
 @case
+async def a_step_adds_to_the_counters_in_its_own_write(given: Given) -> None:
+    mail = mailer(given.app, Unique.coalesce(by="to"))
+    first = await mail.enqueue(1, 1)
+    await mail.enqueue(1, 2)
+    [counted] = await given.store.tallies("")  # before the app has written anything that it counts itself
+    assert (counted.task, counted.outcome, counted.job_id) == ("mail", "updated", first.job.id)
+    assert (counted.count, counted.first_at, counted.last_at) == (1, given.clock(), given.clock())
+
+
+@case
 async def observations_are_limited_per_subject_number_and_age(given: Given) -> None:
     def seen(number: int, subject: str) -> Observation:
         given.clock.advance("1s")
