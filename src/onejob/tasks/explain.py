@@ -10,8 +10,12 @@ from typing import Any
 from onejob.core.decide import Outcome, Request, Verdict, decide
 from onejob.core.holds import holding
 from onejob.core.job import INCOMPLETE, Job
+from onejob.core.key import canonical
 from onejob.engine.engine import Engine, is_absorbed
+from onejob.errors import InvalidCall
 from onejob.stores.queries import ByKey
+from onejob.tasks.options import Options
+from onejob.tasks.registry import Registry
 from onejob.tasks.request import RequestBuilder
 
 
@@ -30,6 +34,7 @@ class Explanation:
         frees_at: When the hold's window ends; None if it has none.
         absorbed: How many requests the holder or successor has absorbed so far.
         deduplicated: Whether another request's job would serve this one.
+        canonical: The dimensions as the canonical JSON of which the key is the hash.
     """
 
     outcome: Outcome
@@ -42,20 +47,7 @@ class Explanation:
     frees_at: datetime | None
     absorbed: int
     deduplicated: bool
-
-
-NOT_UNIQUE = Explanation(
-    Outcome.CREATED,
-    "The task is not unique, or its key function returned None.",
-    "not unique",
-    {},
-    None,
-    None,
-    None,
-    None,
-    0,
-    deduplicated=False,
-)
+    canonical: str = ""
 
 
 async def explain(builder: RequestBuilder, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Explanation:
@@ -64,7 +56,8 @@ async def explain(builder: RequestBuilder, args: tuple[Any, ...], kwargs: Mappin
     request = builder.request(args, kwargs)
     key = request.job.key
     if key is None or request.policy is None:
-        return NOT_UNIQUE
+        return not_unique(builder)
+    dimensions = builder.dimensions(signature.bind(args, kwargs), request.policy) or {}
     view = await engine.look(key)
     verdict: Verdict = decide(request, view).answer
     held = view.holder is not None and holding(view.holder, engine.store.now())
@@ -74,28 +67,64 @@ async def explain(builder: RequestBuilder, args: tuple[Any, ...], kwargs: Mappin
         verdict.outcome,
         verdict.reason,
         request.policy.describe(),
-        builder.dimensions(signature.bind(args, kwargs), request.policy) or {},
+        dimensions,
         key.hex(),
         holder,
         view.successor,
         holder.holds_until if holder else None,
         0 if standing is None else (await absorbed_by_job(engine)).get(standing.id, 0),
         is_absorbed(verdict),
+        canonical(dimensions).decode(),
     )
 
 
-def dimensions_of(builder: RequestBuilder, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what the key of arguments that come from JSON is made of; None if the task has no key for them.
+def not_unique(builder: RequestBuilder) -> Explanation:
+    """Return the explanation of a request without a key."""
+    why = "The task is not unique."
+    if builder.policy is not None:
+        why = "The task's key function returned None, so this request is not unique."
+    return Explanation(Outcome.CREATED, why, "not unique", {}, None, None, None, None, 0, deduplicated=False)
 
-    Raises:
-        InvalidCall: They do not fit the task.
-        TypeError, ValueError: They cannot be converted to the types that it declares.
-    """
-    signature, policy = builder.declaration.signature, builder.declaration.unique
-    if policy is None:
+
+async def explain_job(engine: Engine, registry: Registry, job: Job) -> Explanation | None:
+    """Return what a request like a job's would meet; None if its key cannot be made again from its row."""
+    found = call_of(engine, registry, job)
+    if found is None or job.key is None:
         return None
-    args, kwargs = signature.restore(signature.bind((), dict(arguments)))
-    return builder.dimensions(signature.bind(tuple(args), kwargs), policy)
+    try:
+        explanation = await explain(*found)
+    except (InvalidCall, TypeError, ValueError):  # the task has other arguments by now
+        return None
+    return explanation if explanation.key == job.key.hex() else None
+
+
+def dimensions_of(engine: Engine, registry: Registry, job: Job) -> Mapping[str, Any] | None:
+    """Return what the key of a job is made of, by its row; None if it has none, or it cannot be known."""
+    found = call_of(engine, registry, job)
+    if found is None:
+        return None
+    builder, args, kwargs = found
+    if builder.policy is None:
+        return None
+    try:
+        return builder.dimensions(builder.declaration.signature.bind(args, kwargs), builder.policy)
+    except (InvalidCall, TypeError, ValueError):  # as above
+        return None
+
+
+def call_of(
+    engine: Engine, registry: Registry, job: Job
+) -> tuple[RequestBuilder, tuple[Any, ...], Mapping[str, Any]] | None:
+    """Return the call that a job was made from, as far as its row shows it; None if that cannot be known."""
+    declaration = registry.tasks.get(job.task)
+    if declaration is None or job.is_sealed or job.is_tombstone:
+        return None
+    try:
+        options = Options(queue=job.queue, meta=job.metadata)
+        args, kwargs = declaration.signature.restore(declaration.signature.bind((), job.arguments))
+    except (InvalidCall, TypeError, ValueError):  # as above
+        return None
+    return RequestBuilder(engine, registry, declaration, options), tuple(args), kwargs
 
 
 async def absorbed_by_job(engine: Engine) -> Mapping[str, int]:
