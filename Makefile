@@ -21,7 +21,7 @@ demo: .venv/.core ## Run the demo: duplicates are absorbed
 	@.venv/bin/onejob demo $(ARGS)
 
 test: check .venv/.browser ## Run the whole gate: static checks, then every suite (ARGS="-k name" narrows it)
-	$(PYTHON) -m pytest -q -n 3 --dist loadfile tests $(ARGS)
+	$(PYTHON) -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder tests $(ARGS)
 
 test-all: test .venv/.release ## Run the gate, and the tests that take long and rarely break
 	$(PYTHON) -m pytest -q -m slow tests $(ARGS)

@@ -303,7 +303,7 @@ def test_a_store_that_goes_away_and_returns_while_a_page_is_open(
     request: pytest.FixtureRequest, watch: Open, store: str
 ) -> None:
     with through(request.getfixturevalue(f"{store}_url")) as (proxy, url):
-        theirs = make_shop(url, store_timeout=0.5)
+        theirs = make_shop(url, store_timeout=2)
         run(fill_and_close(make_shop(url)))
         with Serving(theirs) as serving:
             page = watch(f"{serving.url}/jobs").page

@@ -28,6 +28,8 @@ from tests import chromium
 from tests.dashboard.shop import Client
 from tests.dashboard.test_browser import Serving, run
 
+pytestmark = pytest.mark.timeout(600)  # a browser on a machine that has other work
+
 SEEDS = (
     "<script>alert(1)</script>",
     "<img src=x onerror=alert(1)>",

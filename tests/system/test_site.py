@@ -21,6 +21,8 @@ from onejob import errors, testing
 from tests import chromium
 from tools import site, timelines
 
+pytestmark = pytest.mark.timeout(600)  # the site is built, and a browser opens its pages
+
 ROOT = Path(__file__).parents[2]
 
 
