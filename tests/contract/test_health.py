@@ -37,6 +37,15 @@ async def worker(app: App, name: str = "w1", **facts: Any) -> None:
     await report(app._engine, WorkerStatus(name=name, **known | facts))
 
 
+async def test_a_worker_is_alive_by_the_clock_of_the_store(app: App, clock: Clock) -> None:
+    await worker(app)  # seen now, at the time of a clock that is far from this machine's
+    assert [one.alive for one in await app.activity.workers()] == [True]
+    clock.advance(10)
+    assert [one.alive for one in await app.activity.workers()] == [True]
+    clock.advance(1)
+    assert [one.alive for one in await app.activity.workers()] == [False]
+
+
 async def findings(app: App, level: str = "fail", **limits: Any) -> dict[str, Finding]:
     """Return the findings of a level, by check."""
     return {one.check: one for one in await app.maintenance.health(**limits) if one.level == level}

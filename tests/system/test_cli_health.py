@@ -61,6 +61,17 @@ def test_health_exits_with_1_and_a_sentence_for_each_finding(shop: Path) -> None
     assert "fail  The oldest due job" in onejob(shop, "health", "shop:app", "--max-age", "0.001s").stdout
 
 
+def test_advice_is_a_command_that_can_be_copied(shop: Path) -> None:
+    onejob(shop, "enqueue", "shop:app", "work")
+    onejob(shop, "pause", "shop:app", "default")
+    found = onejob(shop, "health", "shop:app", "--max-age", "0.001s")
+    assert "Resume it: onejob resume shop:app default." in found.stdout
+    [command] = re.findall(r"onejob resume [\w: ]+", found.stdout)
+    assert onejob(shop, *command.split()[1:]).returncode == 0
+    late = onejob(shop, "health", "shop:app", "--max-age", "0.001s").stdout
+    assert re.search(r"; onejob why shop:app 01\S+ says what the job waits for", late)
+
+
 def test_health_does_not_create_a_store(shop: Path) -> None:
     assert onejob(shop, "health", "sqlite:///jobs.db").returncode == 1
     assert not (shop / "jobs.db").exists()
@@ -70,6 +81,18 @@ def test_health_needs_an_app_or_a_file(shop: Path) -> None:
     found = onejob(shop, "health")
     assert found.returncode == 2
     assert "Name the app, as in onejob health shop:app, or give --liveness-file." in found.stderr
+
+
+def test_the_row_of_a_worker_has_the_limits_of_its_queues(shop: Path) -> None:
+    limited = SHOP.replace("@app.task", 'app.queue("slow", concurrency=1)\n\n\n@app.task(queue="slow")')
+    (shop / "shop.py").write_text(limited)
+    onejob(shop, "migrate", "shop:app")
+    with subprocess.Popen([ONEJOB, "worker", "shop:app"], cwd=shop) as running:
+        eventually(lambda: "alive" in onejob(shop, "workers", "shop:app").stdout, "the worker has reported")
+        [one] = json.loads(onejob(shop, "workers", "shop:app", "--json").stdout)
+        running.send_signal(signal.SIGTERM)
+    assert one["queues"] == {"default": 8, "slow": 1}
+    assert one["alive"] is True
 
 
 def test_the_age_of_a_liveness_file_decides(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class Activity:
     async def workers(self) -> builtins.list[WorkerStatus]:
         """Return the workers that have not stopped in order, those seen last first.
 
-        A worker writes its row every 5 seconds: `is_alive` says whether one was seen within two heartbeats.
+        A worker writes its row every 5 seconds: `alive` says whether one was seen within two heartbeats.
         """
         return await read_workers(self._engine)
 

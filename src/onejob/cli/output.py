@@ -6,11 +6,13 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from onejob.cli.apps import redacted
 
 if TYPE_CHECKING:
     from onejob import Finding, Job
@@ -122,7 +124,9 @@ def facts(pairs: Mapping[str, object]) -> None:
 
 
 def print_findings(findings: Sequence[Finding], *, as_json: bool) -> int:
-    """Print one sentence per finding, and what to do about it; return the exit code."""
+    """Print one sentence per finding, and what to do about it, with the app's name; return the exit code."""
+    place = f" {redacted(click.get_current_context().params.get('app') or 'APP')}"
+    findings = [replace(one, advice=one.advice.replace(" APP", place)) for one in findings]
     failed = any(finding.level == "fail" for finding in findings)
     if as_json:
         emit({"ok": not failed, "findings": [asdict(finding) for finding in findings]})

@@ -92,9 +92,7 @@ def document(picture: Picture) -> dict[str, Any]:
             "ended_by_second": list(minute.ended),
             "is_complete": minute.is_complete,
         },
-        "workers": [
-            {**msgspec.to_builtins(one), "alive": one.is_alive(picture.at)} for one in picture.workers
-        ],
+        "workers": msgspec.to_builtins(picture.workers),
         "holds": [
             {
                 "key": job.key.hex() if job.key else None,

@@ -85,7 +85,7 @@ def headline(picture: Picture, view: View, place: str, width: int) -> list[str]:
     stats, minute = picture.stats, picture.minute
     rows = ", busy only" if view.busy_only else ""
     title = f"onejob top{GAP}{plain(place)}{GAP}{picture.at:%H:%M:%S} UTC{GAP}by {view.order}{rows}"
-    alive = sum(worker.is_alive(picture.at) for worker in picture.workers)
+    alive = sum(worker.alive for worker in picture.workers)
     lost = f"{GAP}lost {stats.lost:,}" if stats.lost else ""
     sums = (
         f"waiting {stats.waiting:,}{GAP}running {stats.running:,}{GAP}dead {stats.dead:,}{lost}"
@@ -201,10 +201,10 @@ def ordered(rows: Iterable[tuple[tuple[int, int, int], Sequence[str]]], view: Vi
 def workers(picture: Picture, width: int) -> Table:
     """Return the table of workers, those alive first."""
     rows = []
-    for one in sorted(picture.workers, key=lambda one: (not one.is_alive(picture.at), one.name)):
+    for one in sorted(picture.workers, key=lambda one: (not one.alive, one.name)):
         cells = (
             plain(one.name),
-            "alive" if one.is_alive(picture.at) else "dead",
+            "alive" if one.alive else "dead",
             f"{len(one.running)}/{one.concurrency}",
             f"{brief(max((picture.at - one.seen_at).total_seconds(), 0))} ago",
             shorten(" ".join(f"{plain(queue)}:{most}" for queue, most in one.queues.items()), 24),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from onejob.cli.apps import app_command
@@ -18,15 +17,15 @@ async def workers(app: App, *, as_json: bool) -> None:
 
     A worker reports every 5 seconds. One that is silent for more than 10 seconds is shown as dead, for a day.
     """
-    found, now = await app.activity.workers(), datetime.now(UTC)
+    found = await app.activity.workers()
     if as_json:
         import msgspec
 
-        return emit([{**msgspec.to_builtins(one), "alive": one.is_alive(now)} for one in found])
+        return emit(msgspec.to_builtins(found))
     rows = [
         (
             one.name,
-            "alive" if one.is_alive(now) else "dead",
+            "alive" if one.alive else "dead",
             away(one.seen_at),
             f"{len(one.running)}/{one.concurrency}",
             " ".join(f"{queue}:{most}" for queue, most in one.queues.items()),

@@ -32,6 +32,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
         running: The ids of the jobs that it runs.
         concurrency: How many jobs it runs at once at most.
         stopped: Whether it has stopped in order.
+        alive: Whether it was seen within two heartbeats, by the store's clock, when this was read.
     """
 
     name: str
@@ -45,6 +46,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     running: Sequence[str]
     concurrency: int
     stopped: bool = False
+    alive: bool = False
 
     def is_alive(self, now: datetime) -> bool:
         """Return whether the worker has not stopped and was seen within two heartbeats."""
@@ -64,10 +66,15 @@ async def report(
 
 
 async def read_workers(engine: Engine) -> list[WorkerStatus]:
-    """Return the workers that have not stopped in order, those seen last first."""
+    """Return the workers that have not stopped in order, those seen last first, and which are alive."""
+    now = engine.store.now()
     rows = await engine.store.observations(engine.namespace, KIND, limit=MOST)
     workers = [msgspec.json.decode(row.data, type=WorkerStatus) for row in rows]
-    return [worker for worker in workers if not worker.stopped]
+    return [
+        msgspec.structs.replace(worker, alive=worker.is_alive(now))
+        for worker in workers
+        if not worker.stopped
+    ]
 
 
 async def forget_workers(engine: Engine) -> None:

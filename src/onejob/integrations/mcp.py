@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import wraps
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -181,9 +180,8 @@ class Tools:
         Args:
             limit: How many to list at most, up to 100.
         """
-        found, now = await self._app.activity.workers(), datetime.now(UTC)
-        shown = found[: within(limit)]
-        return {"workers": [msgspec.to_builtins(one) | {"alive": one.is_alive(now)} for one in shown]}
+        found = await self._app.activity.workers()
+        return {"workers": msgspec.to_builtins(found[: within(limit)])}
 
     async def doctor(self) -> dict[str, Any]:
         """Examine the store and its jobs: findings of level ok, warn or fail, with advice."""

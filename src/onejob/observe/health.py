@@ -122,11 +122,11 @@ def lateness(seen: Seen, max_age: timedelta) -> list[Finding]:
         age = seen.now - job.due_since
         if age > max_age and queue in seen.paused:
             message = f"Queue {queue} is paused, and its oldest due job has waited for {rough(age)}."
-            found.append(Finding("lateness", "warn", message, f"Resume it: onejob resume {queue}."))
+            found.append(Finding("lateness", "warn", message, f"Resume it: onejob resume APP {queue}."))
         elif age > max_age:
             waited = f"{rough(age)}, more than {rough(max_age)}"
             message = f"The oldest due job of queue {queue} has waited for {waited}."
-            advice = f"Start more workers; onejob why {job.id} says what the job waits for."
+            advice = f"Start more workers; onejob why APP {job.id} says what the job waits for."
             found.append(Finding("lateness", "fail", message, advice))
     return found or [Finding("lateness", "ok", f"No due job has waited for more than {rough(max_age)}.")]
 

@@ -77,6 +77,12 @@ class Heartbeat:
             raise
         self._timings.written()
 
+    def _most(self, queue: str, most: int) -> int:
+        """Return how many jobs of a queue the worker runs at once, by its own limit and that of the queue."""
+        declared = self._registry.queues.get(queue)
+        limit = None if declared is None else declared.concurrency
+        return most if limit is None else min(most, limit)
+
     def _describe(self) -> WorkerStatus:
         now = self._engine.store.now()
         self._started_at = self._started_at or now
@@ -87,7 +93,7 @@ class Heartbeat:
             version=version("onejob"),
             started_at=self._started_at,
             seen_at=now,
-            queues=dict(self._queues),
+            queues={queue: self._most(queue, most) for queue, most in self._queues.items()},
             tasks=sorted(self._registry.tasks),
             running=list(self._runs),
             concurrency=self._concurrency,

@@ -6,12 +6,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from onejob.http.pages.render import render
-from onejob.http.pages.state import app_of, state_of
+from onejob.http.pages.state import app_of
 
 
 async def workers(request: Request) -> Response:
     """List the workers, and the tasks of waiting jobs that none of them knows."""
     found = await app_of(request).activity.workers()
-    sample = await state_of(request).sampler.sample()
-    alive = [one for one in found if one.is_alive(sample.at)]
-    return await render(request, "workers", workers=found, alive={one.name for one in alive})
+    alive = {one.name for one in found if one.alive}
+    return await render(request, "workers", workers=found, alive=alive)

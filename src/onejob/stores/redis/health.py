@@ -231,5 +231,5 @@ def orphans(space: Keyspace) -> Flow[Finding]:
     if not wrong:
         return Finding("orphans", "ok", "Every hold belongs to a job that exists.")
     message = f"Without a job: {len(wrong):,} hold{'s' * (len(wrong) > 1)}, the first of key {wrong[0]}."
-    advice = f"Free them: onejob release {wrong[0]}; and report this as a bug, unless keys were removed."
+    advice = f"Free them: onejob release APP {wrong[0]}; and report this as a bug, unless keys were removed."
     return Finding("orphans", "fail", message, advice)
