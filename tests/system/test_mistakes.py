@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from onejob import App, Retry, State, Task, Unique, chain, unique
+from onejob import App, Retry, State, Task, Tasks, Unique, chain, unique
 from onejob.errors import (
     InvalidCall,
     InvalidPolicy,
@@ -18,7 +19,7 @@ from onejob.errors import (
     UnencodableArgument,
     UnknownJob,
 )
-from onejob.testing import drain
+from onejob.testing import drain, drain_sync
 
 
 @pytest.fixture
@@ -144,6 +145,26 @@ DECLARATIONS: dict[str, tuple[Callable[[App], object], str]] = {
     "cron below task": (declare_cron_below_task, "write @app.cron above @app.task"),
     "a method": (declare_method, "sell is a method, whose object no worker has"),
     "two windows": (lambda _: Unique.throttle("10m", within="5m"), "leave within= out"),  # type: ignore[call-arg]
+    "no retry": (lambda app: app.task(retry=False)(len), r"retry=False: write Retry.never\(\)"),  # type: ignore[call-overload]
+    "a class without a signature": (
+        lambda app: app.task(int),
+        "int has no signature: write a function that calls it",
+    ),
+    "retries of an app": (lambda _: App("memory://", retry=3), r"retry=3: write Retry\(attempts="),  # type: ignore[arg-type]
+    "a name for a policy": (
+        lambda app: app.task(unique="to")(lambda to: to),  # type: ignore[call-overload]
+        r"unique='to' is no policy: write Unique\(by='to'\)",
+    ),
+    "a preset that is not called": (
+        lambda app: app.task(unique=Unique.coalesce)(lambda to: to),  # type: ignore[call-overload]
+        r"is no policy: write Unique.coalesce\(…\)",
+    ),
+    "a class for a policy": (
+        lambda app: app.task(unique=Unique)(lambda to: to),  # type: ignore[call-overload]
+        r"is no policy: write Unique\(…\)",
+    ),
+    "a rate without a span": (lambda app: app.queue("r", rate=10), 'rate=10 is not a rate: write "100/1m"'),  # type: ignore[arg-type]
+    "a unit for a span": (lambda app: app.queue("r", rate="10/m"), "rate='10/m' is not a rate: write"),
     "two limits": (
         declare_limits,
         "declared twice with different limits",
@@ -162,6 +183,34 @@ def test_a_queue_may_be_declared_again_with_the_same_limits(app: App) -> None:
     app.task(queue="q")(lambda: None)
     app.queue("q", concurrency=1)
     app.queue("q", concurrency=1)
+
+
+def test_a_cron_line_is_asked_for_where_it_is_missing(app: App) -> None:
+    for line in ((), (lambda: None,), (5,)):
+        with pytest.raises(InvalidSchedule, match="write"):
+            app.cron(*line)
+        with pytest.raises(InvalidSchedule, match="write"):
+            Tasks().cron(*line)
+
+
+def test_a_schedule_is_added_with_a_call(app: App, mail: Task[..., int]) -> None:
+    for call in (mail, "mail"):
+        with pytest.raises(InvalidSchedule, match=r"is no call: write task.call\(…\)"):
+            app.schedules.add_sync("digest", call, "* * * * *")  # type: ignore[arg-type]
+
+
+def test_tasks_that_are_included_twice_are_named(app: App) -> None:
+    tasks = Tasks()
+    tasks.task(name="once")(lambda: None)
+    app.include(tasks)
+    with pytest.raises(InvalidPolicy, match=r"once is included already: call app.include\(…\) once"):
+        app.include(tasks)
+
+
+def test_a_url_is_text() -> None:
+    for url in (Path("jobs.db"), None):
+        with pytest.raises(InvalidCall, match="write text, such as 'sqlite:///jobs"):
+            App(url)  # type: ignore[arg-type]
 
 
 # ── calls ─────────────────────────────────────────────────────────────────────────────────────────
@@ -229,6 +278,43 @@ async def test_a_stored_argument_of_the_wrong_type_is_named_and_not_retried(app:
     assert job.failures[0]["message"] == "The arguments do not fit mail: to: Expected `int`, got `str`."
 
 
+def test_one_call_is_no_list_of_calls(app: App, mail: Task[..., int]) -> None:
+    says = r"<Call mail> is one call: write enqueue_many\(\[…\]\), or enqueue it"
+    with pytest.raises(InvalidCall, match=says):
+        app.enqueue_many_sync(mail.call(1))  # type: ignore[arg-type]
+    with pytest.raises(InvalidCall, match=says):
+        app.enqueue_many(mail.call(1))  # type: ignore[arg-type, unused-coroutine]
+
+
+def test_pages_of_jobs_have_whole_numbers(app: App) -> None:
+    for page in ({"limit": "10"}, {"limit": -1}, {"offset": -1}, {"offset": None}):
+        with pytest.raises(InvalidCall, match="write a whole number"):
+            app.jobs_sync(**page)
+
+
+def test_a_job_may_be_named_by_itself_its_admission_or_its_id(app: App, mail: Task[..., int]) -> None:
+    admission = mail.enqueue_sync(1)
+    for name in (admission, admission.job, admission.job.id, admission.job.id[:23]):
+        assert app.job_sync(name).id == admission.job.id
+        assert app.why_sync(name).job == admission.job
+    assert [job.id for job in app.jobs_sync(task=mail)] == [admission.job.id]
+    assert app.cancel_sync(admission).state == State.CANCELLED
+    assert app.delete_sync(admission.job).id == admission.job.id
+    for call in (app.job_sync, app.cancel_sync, app.delete_sync, app.dead.replay_sync):
+        with pytest.raises(InvalidCall, match="5 is no job: give a job, what enqueue returned, or an id"):
+            call(5)  # type: ignore[arg-type]
+
+
+async def test_a_blocking_call_on_a_loop_is_refused_by_the_name_that_was_written(app: App) -> None:
+    for call, name in (
+        (app.dead.list_sync, "app.dead.list"),
+        (app.queues.list_sync, "app.queues.list"),
+        (lambda: drain_sync(app), "drain"),
+    ):
+        with pytest.raises(InvalidCall, match=rf"^{name}_sync would block .* write await {name}\("):
+            call()
+
+
 @pytest.mark.usefixtures("mail")
 def test_resuming_a_queue_that_is_not_there_is_refused(app: App) -> None:
     with pytest.raises(OnejobError, match="No queue is named 'mial'"):
@@ -251,6 +337,10 @@ def test_resuming_a_queue_that_is_not_there_is_refused(app: App) -> None:
         ("delay_on_commit", r"write mail.options\(connection=…\)"),
         ("schedule", "write mail.options"),
         ("kiq", "write await mail.enqueue"),
+        ("map", r"write app.enqueue_many_sync\(\[mail.call"),
+        ("retry", r"raise onejob.RetryLater\("),
+        ("perform_async", "write mail.enqueue_sync"),
+        ("enque", "write enqueue$"),
     ],
 )
 def test_a_method_of_another_system_is_answered(mail: Task[..., int], word: str, instead: str) -> None:
@@ -283,6 +373,7 @@ def test_an_option_beside_the_arguments_is_answered(
         ("countdown", "mail.options has no countdown=: write delay=…"),
         ("max_retries", r"mail.options has no max_retries=: write retry=Retry\(attempts=…\)"),
         ("colour", "mail.options has no colour=: leave it out"),
+        ("dealy", "mail.options has no dealy=: write delay=…"),
     ],
 )
 def test_an_option_that_does_not_exist_is_answered(mail: Task[..., int], option: str, says: str) -> None:
@@ -326,5 +417,63 @@ def test_an_option_of_a_task_elsewhere_is_answered(app: App) -> None:
         InvalidPolicy, match=r"no option job_id=: write task\.options\(key=…\)\.enqueue\(…\) for"
     ):
         declare(job_id="a")(lambda: None)
-    with pytest.raises(InvalidPolicy, match=r"no option prioritty=\.$"):
+    with pytest.raises(InvalidPolicy, match=r"no option prioritty=: write priority=…\.$"):
         declare(prioritty=3)(lambda: None)
+    with pytest.raises(InvalidPolicy, match=r"no option concurrency=: write app.queue\(name, concurr"):
+        declare(concurrency=3)(lambda: None)
+    with pytest.raises(InvalidPolicy, match=r"no option colour=: leave it out\.$"):
+        declare(colour=3)(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        ("enqueue", r"write task.enqueue\(…\)"),
+        ("enqueue_sync", r"write task.enqueue_sync\(…\)"),
+        ("send_task", r"write app.task_named\(name\).enqueue_sync\(…\)"),
+        ("autodiscover_tasks", "--import"),
+        ("stat", "write stats$"),
+    ],
+)
+def test_a_method_that_apps_of_other_systems_have_is_answered(app: App, word: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=instead):
+        getattr(app, word)
+    assert not hasattr(app, word)
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        ("id", "write admission.job.id"),
+        ("get", r"write admission.result_sync\("),
+        ("status", r"write app.job_sync\(admission.job.id\).state"),
+        ("outcom", "write outcome$"),
+    ],
+)
+def test_an_attribute_that_answers_of_other_systems_have_is_answered(
+    mail: Task[..., int], word: str, instead: str
+) -> None:
+    admission = mail.enqueue_sync()
+    with pytest.raises(AttributeError, match=instead):
+        getattr(admission, word)
+    assert not hasattr(admission, word)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [  # they are errors for type checkers, too
+        (lambda: Retry(max_retries=3), r"^Retry has no max_retries=: write attempts=…"),  # type: ignore[call-arg]
+        (lambda: Retry(bse=3), r"^Retry has no bse=: write base=…\.$"),  # type: ignore[call-arg]
+        (lambda: Unique(period=3), r"^Unique has no period=: write within=…\.$"),  # type: ignore[call-arg]
+        (lambda: Unique.once(lock_key="x"), r"^Unique has no lock_key=: write key=…\.$"),  # type: ignore[call-arg]
+        (lambda: App(broker="x"), r"^App has no broker=: write App\(\"redis://…\"\)\.$"),  # type: ignore[call-arg]
+        (lambda: App("memory://", namspace="x"), r"^App has no namspace=: write namespace=…\.$"),  # type: ignore[call-arg]
+        (lambda: App("memory://", colour="x"), r"^App has no colour=: leave it out\.$"),  # type: ignore[call-arg]
+        (lambda: Unique("a", "b"), "positional arguments"),  # type: ignore[call-arg]
+    ],
+)
+def test_an_argument_of_a_class_that_does_not_exist_is_answered(
+    make: Callable[[], object], says: str
+) -> None:
+    with pytest.raises(TypeError, match=says):
+        make()

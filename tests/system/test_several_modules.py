@@ -58,7 +58,7 @@ def test_tasks_without_an_app_are_taken_in_by_one(caplog: pytest.LogCaptureFixtu
     assert double.enqueue_sync(1).job.queue == "mail"
     assert app.task_named("double").enqueue_sync(1).outcome == "kept"
     assert plain.options(delay="1h").enqueue_sync("a").job.state == "scheduled"
-    with pytest.raises(InvalidPolicy, match="Two tasks are named 'double'"):
+    with pytest.raises(InvalidPolicy, match="double is included already"):
         app.include(tasks)
     assert caplog.records == []
 

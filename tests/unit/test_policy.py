@@ -387,6 +387,11 @@ def test_a_retry_first_waits_its_base() -> None:
     assert [retry.delay(failures).total_seconds() for failures in (1, 2, 3, 4, 5)] == [20, 60, 180, 540, 600]
 
 
+def test_a_retry_first_waits_its_base_also_if_that_is_longer_than_the_cap() -> None:
+    retry = Retry(base="10m", jitter=0)  # the cap is five minutes
+    assert [retry.delay(failures).total_seconds() for failures in (1, 2, 3)] == [600, 600, 600]
+
+
 def test_a_typo_in_a_preset_is_an_error_for_type_checkers() -> None:
     """The ignored lines are errors for mypy, which reports an ignore that is not needed."""
     with pytest.raises(TypeError, match="bye"):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, 
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from onejob.app.activity import Activity
 from onejob.app.dead_letters import DeadLetters
@@ -17,7 +17,7 @@ from onejob.app.reschedule import is_several, read_rescheduling
 from onejob.app.schedules import Schedules
 from onejob.app.stats import Stats, read_stats
 from onejob.app.values import WorkerOptions, read_defaults, read_key, read_namespace, seconds, shown
-from onejob.core import holds
+from onejob.core import holds, words
 from onejob.core.durations import Duration, duration
 from onejob.core.fluent import Fluent
 from onejob.core.job import Job, Replay, Retry, State
@@ -38,8 +38,9 @@ from onejob.observe.why import Why, why
 from onejob.stores.contract import Finding, FullStore, Guarantees
 from onejob.stores.open import open_store
 from onejob.stores.queries import Listed
-from onejob.tasks.admission import Admission
-from onejob.tasks.bulk import enqueue_many, enqueue_many_sync
+from onejob.tasks import foreign
+from onejob.tasks.admission import Admission, JobLike, id_of
+from onejob.tasks.bulk import enqueue_many, enqueue_many_sync, list_of_calls
 from onejob.tasks.call import Call, name_of
 from onejob.tasks.chain import Chain
 from onejob.tasks.collection import Tasks, declared_in
@@ -60,6 +61,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@words.answers_unknown(words.APP)
 class App:
     """Tasks, a store for their jobs, and the policies that they share.
 
@@ -146,6 +148,12 @@ class App:
         self.schedules = Schedules(self._engine, self._registry)
         self.maintenance = Maintenance(self._engine, self._registry)
         self.activity = Activity(self._engine, self._registry)
+
+    if not TYPE_CHECKING:  # or type checkers would accept every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError; for a word of other job systems, say what to write instead."""
+            raise words.missing(self, name, foreign.APP)
 
     def __repr__(self) -> str:
         """Return the store, without user and password, and the namespace."""
@@ -254,7 +262,7 @@ class App:
         refuse_task(function)
         kept = self._defaults.retention.changed(retention or {})
         policies["unique"] = self._defaults.unique if unique is None else unique
-        policies["retry"] = retry or self._defaults.retry
+        policies["retry"] = self._defaults.retry if retry is None else retry
         declared = declare(function, name=name, retention=kept, **policies)
         builder = RequestBuilder(self._engine, self._registry, declared, Options())
         builder.check(declared.unique)
@@ -274,6 +282,7 @@ class App:
             InvalidSchedule: A schedule cannot be read.
         """
         for declared in declared_in(tasks):
+            self._registry.refuse_included(declared.task.name, declared.task.function)
             own = self.task(**declared.options)(declared.task.function)
             bind_task(declared.task, builder_of(own))
             for line, options in declared.schedules:
@@ -313,6 +322,7 @@ class App:
             >>> @app.cron("*/5 * * * *")
             ... async def refresh() -> None: ...
         """
+        when = line_of(line, every)
 
         def decorate(task: Task[..., Any] | Callable[..., Any]) -> Task[..., Any]:
             task = task if isinstance(task, Task) else self._register(task, task.__name__)
@@ -322,7 +332,7 @@ class App:
                 self._registry,
                 name or task.name,
                 call,
-                line_of(line, every),
+                when,
                 timezone=timezone,
                 overlap=overlap,
                 missed=missed,
@@ -405,7 +415,7 @@ class App:
             StoreError: The store could not decide about a call. Without `connection`, earlier calls may have
                 been admitted.
         """
-        some = list(calls)
+        some = list_of_calls(calls)
         unawaited = Unawaited("enqueue_many", [name_of(call) for call in some])
         return enqueue_many(self._engine, some, connection=connection, unawaited=unawaited)
 
@@ -415,18 +425,19 @@ class App:
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────
 
-    async def job(self, job_id: str) -> Job:
+    async def job(self, job_id: JobLike) -> Job:
         """Return one job.
 
         Args:
-            job_id: Its id, or a unique beginning of at least four characters; every `job_id` may be one.
+            job_id: Its id, or a unique beginning of at least four characters, or a job or an admission; every
+                `job_id` may be one of these.
 
         Raises:
             UnknownJob: No job of this namespace has that id, or several begin so.
         """
-        return await self._engine.job(job_id)
+        return await self._engine.job(id_of(job_id))
 
-    def job_sync(self, job_id: str) -> Job:
+    def job_sync(self, job_id: JobLike) -> Job:
         """Blocking variant of `job`."""
         return self._engine.run_sync(self.job(job_id))
 
@@ -435,7 +446,7 @@ class App:
         *,
         state: State | str | Collection[State | str] = (),
         queue: str | None = None,
-        task: str | None = None,
+        task: str | Task[..., Any] | None = None,
         key: str | bytes | None = None,
         before: str | None = None,
         limit: int = 100,
@@ -446,7 +457,7 @@ class App:
         Args:
             state: A state, or several; all if left out.
             queue: Only jobs of this queue.
-            task: Only jobs of this task.
+            task: Only jobs of this task, by its name or itself.
             key: Only jobs of this key, as bytes or hexadecimal digits.
             before: Only jobs that come after this id in the list; the last id of a page gives the next page.
             limit: How many to return at most.
@@ -465,7 +476,7 @@ class App:
         *,
         state: State | str | Collection[State | str] = (),
         queue: str | None = None,
-        task: str | None = None,
+        task: str | Task[..., Any] | None = None,
         key: str | bytes | None = None,
         before: str | None = None,
         limit: int = 100,
@@ -485,7 +496,7 @@ class App:
         """
         return reveal(self._engine.sealer, job)
 
-    async def cancel(self, job_id: str, *, successors: bool = False, reason: str = "cancelled") -> Job:
+    async def cancel(self, job_id: JobLike, *, successors: bool = False, reason: str = "cancelled") -> Job:
         """Cancel a waiting job, or ask a running one to stop.
 
         Args:
@@ -499,16 +510,16 @@ class App:
         Raises:
             UnknownJob: No job of this namespace has that id.
         """
-        return await cancel_job(self._engine, job_id, successors=successors, reason=reason)
+        return await cancel_job(self._engine, id_of(job_id), successors=successors, reason=reason)
 
-    def cancel_sync(self, job_id: str, *, successors: bool = False, reason: str = "cancelled") -> Job:
+    def cancel_sync(self, job_id: JobLike, *, successors: bool = False, reason: str = "cancelled") -> Job:
         """Blocking variant of `cancel`."""
         return self._engine.run_sync(self.cancel(job_id, successors=successors, reason=reason))
 
     @overload
     async def reschedule(
         self,
-        job: Job | Admission[Any] | str,
+        job: JobLike,
         *,
         at: datetime | None = None,
         delay: Duration | None = None,
@@ -559,7 +570,7 @@ class App:
         return moved if is_several(job) else refuse_unmoved(moved[0])
 
     @overload
-    async def run_now(self, job: Job | Admission[Any] | str, *, connection: Any = None) -> Job: ...
+    async def run_now(self, job: JobLike, *, connection: Any = None) -> Job: ...
     @overload
     async def run_now(self, job: list[Any] | tuple[Any, ...], *, connection: Any = None) -> list[Job]: ...
     async def run_now(self, job: Any, *, connection: Any = None) -> Any:
@@ -582,7 +593,7 @@ class App:
         """Blocking variant of `run_now`."""
         return self.reschedule_sync(job, delay=0, connection=connection)
 
-    async def delete(self, job_id: str, *, force: bool = False) -> Job:
+    async def delete(self, job_id: JobLike, *, force: bool = False) -> Job:
         """Delete a job that does not run, and release its key.
 
         Args:
@@ -596,9 +607,9 @@ class App:
             UnknownJob: No job of this namespace has that id.
             InvalidCall: The job runs, or other jobs wait for its chain.
         """
-        return await delete_job(self._engine, job_id, force=force)
+        return await delete_job(self._engine, id_of(job_id), force=force)
 
-    def delete_sync(self, job_id: str, *, force: bool = False) -> Job:
+    def delete_sync(self, job_id: JobLike, *, force: bool = False) -> Job:
         """Blocking variant of `delete`."""
         return self._engine.run_sync(self.delete(job_id, force=force))
 
@@ -687,11 +698,11 @@ class App:
         """Blocking variant of `stats`."""
         return self._engine.run_sync(self.stats())
 
-    async def why(self, what: str | Call[Any], than: str | None = None) -> Why:
+    async def why(self, what: JobLike | Call[Any], than: str | None = None) -> Why:
         """Return why a job waits or how it ended, what a key absorbed, or what a call would meet.
 
         Args:
-            what: The id of a job, a key in hexadecimal digits, or a call: `task.call(7)`.
+            what: A job, what enqueue returned, an id, a key in hexadecimal digits, or a call: `task.call(7)`.
             than: The id of another job, to learn why the two were not merged.
 
         Raises:
@@ -700,9 +711,10 @@ class App:
         Examples:
             >>> (await app.why(send_invoice.call(7))).sentences
         """
-        return await why(self._engine, self._registry, what, than)
+        subject = what if isinstance(what, Call) else id_of(what)
+        return await why(self._engine, self._registry, subject, than)
 
-    def why_sync(self, what: str | Call[Any], than: str | None = None) -> Why:
+    def why_sync(self, what: JobLike | Call[Any], than: str | None = None) -> Why:
         """Blocking variant of `why`."""
         return self._engine.run_sync(self.why(what, than))
 

@@ -18,7 +18,7 @@ from onejob.core.step import Step
 from onejob.engine.engine import Engine, batches
 from onejob.errors import InvalidCall, OnejobError
 from onejob.stores.queries import Ended
-from onejob.tasks.admission import Admission
+from onejob.tasks.admission import Admission, JobLike, id_of
 from onejob.tasks.edit import edit_job
 from onejob.tasks.options import Options
 from onejob.tasks.registry import Registry
@@ -128,11 +128,11 @@ class DeadLetters:
         """Return the ids of all dead letters that match, newest first."""
         return [job.id async for some in self._find(filters) for job in some]
 
-    async def replay(self, job_id: str, *, args: Mapping[str, Any] | None = None) -> Admission[Any]:
+    async def replay(self, job_id: JobLike, *, args: Mapping[str, Any] | None = None) -> Admission[Any]:
         """Replay a dead letter, perhaps with other arguments.
 
         Args:
-            job_id: The dead letter's id.
+            job_id: The dead letter, or its id.
             args: Arguments to change. They must not change the key or the version.
 
         Returns:
@@ -142,7 +142,7 @@ class DeadLetters:
             UnknownJob: No job has this id, or several begin so.
             InvalidCall: The job is no dead letter, or `args` do not fit its task or would change its key.
         """
-        [job_id] = await self._engine.whole_ids([job_id])
+        [job_id] = await self._engine.whole_ids([id_of(job_id)])
         [answer] = await self.replay_many([job_id], args=args)
         if isinstance(answer, OnejobError):
             raise answer
@@ -151,7 +151,7 @@ class DeadLetters:
             raise InvalidCall(f"Job {job_id} is {job.state}, so it cannot be replayed.")
         return answer
 
-    def replay_sync(self, job_id: str, *, args: Mapping[str, Any] | None = None) -> Admission[Any]:
+    def replay_sync(self, job_id: JobLike, *, args: Mapping[str, Any] | None = None) -> Admission[Any]:
         """Blocking variant of `replay`."""
         return self._engine.run_sync(self.replay(job_id, args=args))
 

@@ -12,6 +12,7 @@ from onejob.core.text import is_name
 from onejob.engine.engine import Engine
 from onejob.errors import InvalidCall
 from onejob.stores.queries import ByKey, Listed
+from onejob.tasks.task import Task
 
 PAGE = 500
 
@@ -22,11 +23,15 @@ def read_filters(
     key: str | bytes | None,
     *,
     queue: str | None,
-    task: str | None,
+    task: str | Task[..., Any] | None,
     **page: Any,
 ) -> Listed | ByKey:
     """Return the query of `app.jobs`; raise InvalidCall for a filter that cannot be read."""
     states = [state] if isinstance(state, str) else state
+    task = task.name if isinstance(task, Task) else task
+    for what, number in (("limit", page["limit"]), ("offset", page["offset"])):
+        if type(number) is not int or number < 0:
+            raise InvalidCall(f"{what}={number!r}: write a whole number that is not negative.")
     for what, name in (("queue", queue), ("task", task)):
         if name is not None and not is_name(name):
             raise InvalidCall(f"{what}={name!r} can name no {what}: write printable text.")

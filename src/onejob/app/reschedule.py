@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any
 
 from onejob.core.durations import Duration, duration
-from onejob.core.job import Job
 from onejob.core.step import Step
 from onejob.engine.jobs import rescheduling
 from onejob.errors import InvalidCall
-from onejob.tasks.admission import Admission
+from onejob.tasks.admission import id_of
 from onejob.tasks.options import is_aware
 
 
@@ -35,16 +34,3 @@ def read_rescheduling(
         raise InvalidCall(f"at={at!r}: write a datetime with a time zone.")
     ids = [id_of(one) for one in (job if is_several(job) else [job])]
     return ids, partial(rescheduling, at=at, delay=None if delay is None else duration(delay))
-
-
-def id_of(job: object) -> str:
-    """Return the id of a job, of an admission's job, or the id itself."""
-    match job:
-        case str():
-            return job
-        case Job():
-            return job.id
-        case Admission():
-            return job.job.id
-        case _:
-            raise InvalidCall(f"{job!r} is no job: give a job, what enqueue returned, or an id.")

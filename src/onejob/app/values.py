@@ -13,6 +13,7 @@ from onejob.core.job import Retention, Retry, State
 from onejob.core.policy import Unique
 from onejob.core.text import is_name
 from onejob.errors import InvalidCall, InvalidPolicy
+from onejob.tasks.foreign import instead_of_retry
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -68,7 +69,14 @@ def read_defaults(
     retention: Mapping[State | str, Duration] | None,
 ) -> Defaults:
     """Return the policies that an app gives its tasks."""
-    return Defaults(policy_of(unique), retry or Retry(), Retention().changed(retention or {}))
+    return Defaults(policy_of(unique), read_retry(retry), Retention().changed(retention or {}))
+
+
+def read_retry(retry: Retry | None) -> Retry:
+    """Return the retry policy of an app; raise InvalidPolicy for another value."""
+    if retry is not None and not isinstance(retry, Retry):
+        raise InvalidPolicy(f"retry={retry!r}: write {instead_of_retry(retry)}.")
+    return retry or Retry()
 
 
 def read_namespace(name: str) -> str:

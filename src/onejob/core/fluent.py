@@ -129,5 +129,16 @@ def policy_of(value: Unique | Fluent | bool | None) -> Unique | None:  # noqa: F
     if isinstance(value, bool):
         return Unique() if value else None
     if value is not None and not isinstance(value, Unique):
-        raise InvalidPolicy(f"unique={value!r} is no policy: write Unique(by=…), unique.by(…) or True.")
+        raise InvalidPolicy(f"unique={value!r} is no policy: write {instead_of_policy(value)}.")
     return value
+
+
+def instead_of_policy(value: Any) -> str:
+    """Return what to write instead of a value that is no policy."""
+    match value:
+        case str() | list() | tuple():
+            return f"Unique(by={value!r})"
+        case _ if callable(value) and getattr(value, "__qualname__", "").startswith("Unique"):
+            return f"{value.__qualname__}(…)"
+        case _:
+            return "Unique(by=…), unique.by(…) or True"

@@ -11,6 +11,7 @@ from typing import Any, Self, cast
 
 import msgspec
 
+from onejob.core import words
 from onejob.core.durations import Duration, duration
 from onejob.errors import InvalidPolicy
 
@@ -89,17 +90,18 @@ class Arrival:
     FAILED = b"2"
 
 
+@words.answers_unknown(words.RETRY)
 @dataclass(frozen=True, slots=True)
 class Retry:
     """How often and how soon a failed attempt is tried again.
 
-    The delay after failure n is min(base · factor^(n - 1), cap), ± jitter.
+    The delay after failure n is min(base · factor^(n - 1), max(cap, base)), ± jitter.
 
     Args:
         attempts: How many attempts there are in all; 1 means no retry.
         base: The delay after the first failure, as seconds, timedelta or text such as "30s".
         factor: By how much the delay grows with each failure.
-        cap: The longest delay.
+        cap: The longest delay; `base` if that is longer.
         jitter: The part of the delay that is random, from 0 to 1.
 
     Raises:
@@ -144,7 +146,7 @@ class Retry:
         """
         base, cap = cast("float", self.base), cast("float", self.cap)
         growth = self.factor ** min(failures - 1, 64)  # at most 1000^64, which a float holds
-        seconds = min(base * growth, cap)
+        seconds = min(base * growth, max(cap, base))
         return timedelta(seconds=seconds * (1 + self.jitter * (2 * chance - 1)))
 
 

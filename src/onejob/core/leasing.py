@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from onejob.core.durations import Duration, duration, spell
 from onejob.core.job import Job
 from onejob.core.text import is_name
-from onejob.errors import InvalidPolicy
+from onejob.errors import InvalidDuration, InvalidPolicy
 
 PAUSED = "paused"  # the kind of the settings that name the paused queues
 
@@ -80,19 +82,23 @@ def declare(
 
 def read_rate(value: str | tuple[int, Duration] | Rate) -> Rate:
     """Return a rate given as "100/1m", or as 100 and a span of time."""
-    number: object
+    number: object = None
     span: Duration
-    match value:
+    given: Any = value  # whatever a caller wrote
+    match given:
         case str():
-            times, _, span = value.partition("/")
+            times, _, span = given.partition("/")
             number = int(times) if times.isdecimal() else times
         case Rate():
-            number, span = value.times, value.per
+            number, span = given.times, given.per
+        case [number, span]:
+            pass
         case _:
-            number, span = value
-    if not isinstance(number, int) or not _is_count(number) or not span or duration(span) <= timedelta():
-        raise InvalidPolicy(f'rate={value!r} is not a rate: write "100/1m" for 100 starts in any minute.')
-    return Rate(number, duration(span))
+            span = ""
+    with suppress(InvalidDuration):
+        if isinstance(number, int) and _is_count(number) and span and duration(span) > timedelta():
+            return Rate(number, duration(span))
+    raise InvalidPolicy(f'rate={value!r} is not a rate: write "100/1m" for 100 starts in any minute.')
 
 
 def _is_count(value: object) -> bool:

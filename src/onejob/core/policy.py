@@ -9,6 +9,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any, Literal, Self, TypedDict, Unpack, cast
 
+from onejob.core import words
 from onejob.core.durations import Duration, duration, spell
 from onejob.core.job import INCOMPLETE, TERMINAL, WAITING, Merging, State, Trait, mask
 from onejob.core.merge import REDUCERS, Reducer, stored_merging
@@ -115,6 +116,7 @@ def _filled(more: Mapping[str, Any], **preset: Any) -> dict[str, Any]:
     return {**preset, **more}
 
 
+@words.answers_unknown(words.UNIQUE)
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Unique:
     """A policy of uniqueness: what is the same work, how long its key is held, what another request does.

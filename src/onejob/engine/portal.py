@@ -15,6 +15,16 @@ from onejob.stores.fork_generation import generation
 
 T = TypeVar("T")
 
+GROUPS = {
+    "Activity": "app.activity",
+    "DeadLetters": "app.dead",
+    "Maintenance": "app.maintenance",
+    "Queues": "app.queues",
+    "Schedules": "app.schedules",
+    "run_due": "drain",
+}
+"""What callers write for a class or a function of ours."""
+
 
 def refuse_running_loop(name: str) -> None:
     """Raise InvalidCall where a blocking variant would block an event loop, and perhaps what it waits for."""
@@ -22,6 +32,8 @@ def refuse_running_loop(name: str) -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         return
+    owner, dot, method = name.partition(".")
+    name = f"{GROUPS.get(owner, owner)}{dot}{method}"
     raise InvalidCall(
         f"{name}_sync would block the event loop of this thread: write await {name}(…), or run the "
         "blocking code in a thread, with asyncio.to_thread(…)."

@@ -20,6 +20,8 @@ def open_store(url: str, admission_timeout: float, store_timeout: float = 10.0) 
         admission_timeout: Seconds that an admission waits for another open transaction.
         store_timeout: Seconds that a call to the store may take.
     """
+    if not isinstance(url, str):
+        raise InvalidCall(f"The URL is {url!r}: write text, such as 'sqlite:///jobs.db'.")
     try:
         parts = urlsplit(url)
     except ValueError:  # its message may show the password

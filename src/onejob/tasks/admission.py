@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 
 from onejob.core.decide import Outcome, Refusal, Verdict
 from onejob.core.durations import Duration
 from onejob.core.job import Job
+from onejob.core.words import missing
 from onejob.engine.engine import Engine, is_absorbed
-from onejob.errors import ResultGone
+from onejob.errors import InvalidCall, ResultGone
 from onejob.stores.contract import Guarantees
 from onejob.tasks.chain import Chain
+from onejob.tasks.foreign import ADMISSION
 from onejob.tasks.registry import Registry
 from onejob.tasks.results import cover, follow, refuse_deadlock, result_of, within
 
@@ -32,6 +34,12 @@ class Admission(msgspec.Struct, Generic[R], frozen=True, eq=False):
     _engine: Engine
     _registry: Registry
     _verdict: Verdict
+
+    if not TYPE_CHECKING:  # or type checkers would accept every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError; for a word of other job systems, say what to write instead."""
+            raise missing(self, name, ADMISSION)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the answer as JSON values, with the ids of its jobs."""
@@ -161,3 +169,19 @@ class Admission(msgspec.Struct, Generic[R], frozen=True, eq=False):
 engine_of: Callable[[Admission[Any]], Engine] = attrgetter("_engine")
 registry_of: Callable[[Admission[Any]], Registry] = attrgetter("_registry")
 """Return the engine and the registry that gave an admission; its attributes are not shown to users."""
+
+JobLike = Job | Admission[Any] | str
+"""A job, what enqueue returned, or an id."""
+
+
+def id_of(job: object) -> str:
+    """Return the id of a job, of an admission's job, or the id itself."""
+    match job:
+        case str():
+            return job
+        case Job():
+            return job.id
+        case Admission():
+            return job.job.id
+        case _:
+            raise InvalidCall(f"{job!r} is no job: give a job, what enqueue returned, or an id.")

@@ -43,7 +43,7 @@ def enqueue_many_sync(
     """Blocking variant of `enqueue_many`."""
     if connection is None:
         refuse_running_loop("App.enqueue_many")
-    builders, requests = requests_of(engine, list(calls), awaited=awaited)
+    builders, requests = requests_of(engine, list_of_calls(calls), awaited=awaited)
     return admissions_of(builders, engine.admit_sync(requests, connection, at_hand(builders)))
 
 
@@ -59,6 +59,13 @@ def requests_of(
     ]
     requests = [mark_awaited(request) for request in requests] if awaited else requests
     return [builder for builder, _, _ in parts], requests
+
+
+def list_of_calls(calls: Iterable[Call[R]]) -> list[Call[R]]:
+    """Return calls as a list; raise InvalidCall for a single call."""
+    if isinstance(calls, Call):
+        raise InvalidCall(f"{calls!r} is one call: write enqueue_many([…]), or enqueue it by itself.")
+    return list(calls)
 
 
 def check_call(engine: Engine, call: Call[Any]) -> tuple[RequestBuilder, tuple[Any, ...], Mapping[str, Any]]:

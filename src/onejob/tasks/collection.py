@@ -14,6 +14,7 @@ from onejob.core.ticks import Missed
 from onejob.errors import InvalidCall, InvalidPolicy
 from onejob.tasks.decorators import Register, Schedule
 from onejob.tasks.request import RequestBuilder
+from onejob.tasks.schedules import line_of
 from onejob.tasks.task import Task
 
 P = ParamSpec("P")
@@ -98,6 +99,7 @@ class Tasks:
 
     def cron(self, line: str | None = None, /, **options: Unpack[ScheduleOptions]) -> Schedule:
         """Run a task on a schedule; a decorator above `@tasks.task` or a function, as `@app.cron` is."""
+        line_of(line, options.get("every"))
 
         def decorate(task: Task[..., Any] | Callable[..., Any]) -> Task[..., Any]:
             declared = self._declared.get(task.name) if isinstance(task, Task) else self._declare(task, {})

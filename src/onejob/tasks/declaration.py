@@ -16,7 +16,7 @@ from onejob.core.policy import Unique
 from onejob.core.text import is_name
 from onejob.errors import InvalidPolicy, WeakStore
 from onejob.stores.contract import Guarantees
-from onejob.tasks.foreign import instead_of_policy
+from onejob.tasks.foreign import instead_of_policy, instead_of_retry
 from onejob.tasks.signature import Signature
 
 log = logging.getLogger("onejob")
@@ -104,7 +104,7 @@ def check_declaration(task: Declaration) -> Declaration:
     if not is_name(task.queue):
         raise InvalidPolicy(f"{name}: queue={task.queue!r}: a queue's name is printable text.")
     if not isinstance(task.retry, Retry):
-        raise InvalidPolicy(f"{name}: retry={task.retry!r}: write Retry(attempts=…).")
+        raise InvalidPolicy(f"{name}: retry={task.retry!r}: write {instead_of_retry(task.retry)}.")
     if task.timeout == 0:
         raise InvalidPolicy(f"{name}: timeout=0 leaves no time to run: leave it out for no limit.")
     if not is_priority(task.priority):
@@ -120,8 +120,8 @@ def refuse_unknown(task: str, options: Iterable[str]) -> None:
     """Raise InvalidPolicy for an option that tasks do not have."""
     for option in options:
         instead = instead_of_policy(option)
-        cure = "" if instead is None else f": write {instead}"
-        raise InvalidPolicy(f"{task}: app.task has no option {option}={cure}.")
+        cure = "leave it out" if instead is None else f"write {instead}"
+        raise InvalidPolicy(f"{task}: app.task has no option {option}=: {cure}.")
 
 
 def check_switches(task: Declaration) -> None:

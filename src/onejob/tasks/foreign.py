@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from onejob.core.words import nearest
+
 METHODS = {
     "delay": "{task}.enqueue_sync(…), or await {task}.enqueue(…)",
     "send": "{task}.enqueue_sync(…), or await {task}.enqueue(…)",
@@ -19,8 +21,61 @@ METHODS = {
     "s": "{task}.call(…)",
     "si": "{task}.call(…)",
     "signature": "{task}.call(…)",
+    "map": "app.enqueue_many_sync([{task}.call(…), …])",
+    "starmap": "app.enqueue_many_sync([{task}.call(…), …])",
+    "chunks": "app.enqueue_many_sync([{task}.call(…), …])",
+    "message": "{task}.call(…)",
+    "run": "{task}(…), which calls the function",
+    "fn": "{task}.function",
+    "retry": 'raise onejob.RetryLater("5s") inside the function',
+    "request": "onejob.current() inside the function",
+    "perform_async": "{task}.enqueue_sync(…), or await {task}.enqueue(…)",
+    "perform_in": '{task}.options(delay="5s").enqueue_sync(…)',
+    "enqueue_in": '{task}.options(delay="5s").enqueue_sync(…)',
+    "enqueue_at": "{task}.options(run_at=…).enqueue_sync(…)",
 }
 """Methods of a task elsewhere, and their names here."""
+
+APP = {
+    "enqueue": "task.enqueue(…)",
+    "enqueue_sync": "task.enqueue_sync(…)",
+    "enqueue_in": 'task.options(delay="5s").enqueue_sync(…)',
+    "enqueue_at": "task.options(run_at=…).enqueue_sync(…)",
+    "send_task": "app.task_named(name).enqueue_sync(…)",
+    "configure_task": "app.task_named(name).enqueue_sync(…)",
+    "autodiscover_tasks": "onejob worker shop:app --import shop.tasks, or app.include(tasks)",
+    "add_tasks_from": "app.include(tasks)",
+    "shared_task": "tasks = onejob.Tasks() and @tasks.task, and app.include(tasks)",
+    "add_periodic_task": '@app.cron("*/5 * * * *") above @app.task, or app.schedules.add_sync(…)',
+    "periodic": '@app.cron("*/5 * * * *") above @app.task',
+    "periodic_task": '@app.cron("*/5 * * * *") above @app.task',
+    "conf": "the options of App(…), of @app.task(…) and of app.queue(…)",
+    "control": "app.cancel_sync(id), app.queues and app.activity.workers_sync()",
+    "AsyncResult": "app.job_sync(id)",
+    "fetch_job": "app.job_sync(id)",
+    "purge": "app.cancel_sync(id) for each of app.jobs_sync()",
+    "run": "app.run_worker()",
+    "start": "app.run_worker()",
+    "work": "app.run_worker()",
+    "worker_main": "app.run_worker()",
+    "actor": "@app.task",
+    "retry": 'raise onejob.RetryLater("5s") inside the function',
+}
+"""Methods of an app elsewhere, and how to write them here."""
+
+ADMISSION = {
+    **dict.fromkeys(("id", "task_id", "job_id", "message_id"), "admission.job.id"),
+    **dict.fromkeys(
+        ("get", "wait", "join", "return_value", "get_result", "wait_result"),
+        "admission.result_sync(timeout=…), or await admission.result(…)",
+    ),
+    **dict.fromkeys(
+        ("status", "state", "ready", "successful", "failed", "get_status", "is_finished", "is_failed"),
+        "app.job_sync(admission.job.id).state",
+    ),
+    **dict.fromkeys(("revoke", "cancel", "abort"), "app.cancel_sync(admission)"),
+}
+"""What the answers of enqueues have elsewhere, and how to write it here."""
 
 OPTIONS = {
     "delay": "delay=…",
@@ -50,6 +105,8 @@ OPTIONS = {
     "depends_on": "after=…",
     "task_id": "key=…",
     "job_id": "key=…",
+    "on_blocker_failure": "on_blocker_failure=…",
+    "exclude": "exclude=…",
 }
 """Options of a call, here and elsewhere, and how to write them here."""
 
@@ -75,27 +132,40 @@ POLICIES = {
     "actor_name": "name=…",
     "rate_limit": "app.queue(name, rate=…)",
     "bind": "onejob.current() inside the function",
+    "concurrency": "app.queue(name, concurrency=…)",
+    "lock": "unique=Unique(key=…)",
+    "queueing_lock": "unique=Unique(key=…)",
+    "cron": "@app.cron(…) above @app.task",
 }
 """Options of a task elsewhere, and how to write them here."""
+
+DECLARED = (
+    "check", "delay", "expires_in", "give_up_on", "name", "partition", "priority", "process", "queue",
+    "replay", "retention", "retry", "timeout", "unique",
+)  # fmt: skip
+"""Options of a task."""
 
 
 def instead_of_policy(option: str) -> str | None:
     """Return what to write instead of an option of a task that does not exist; None if that is unknown."""
     if option in POLICIES:
         return POLICIES[option]
-    return f"task.options({OPTIONS[option]}).enqueue(…) for one call" if option in OPTIONS else None
+    if option in OPTIONS:
+        return f"task.options({OPTIONS[option]}).enqueue(…) for one call"
+    near = nearest(option, (*DECLARED, *POLICIES))
+    return None if near is None else POLICIES.get(near, f"{near}=…")
 
 
-def instead_of_method(task: str, name: str) -> str | None:
-    """Return what to write instead of a method that other systems have."""
-    found = METHODS.get(name)
-    return None if found is None else found.format(task=task)
+def methods_of(task: str) -> dict[str, str]:
+    """Return the methods of a task elsewhere, and what to write instead for the task of a name."""
+    return {name: instead.format(task=task) for name, instead in METHODS.items()}
 
 
 def unknown_options(task: str, names: Iterable[str]) -> str:
     """Return the sentence about options of a call that do not exist."""
     given = list(names)
-    cure = ", ".join(dict.fromkeys(OPTIONS[name] for name in given if name in OPTIONS))
+    meant = [name if name in OPTIONS else nearest(name, OPTIONS) for name in given]
+    cure = ", ".join(dict.fromkeys(OPTIONS[name] for name in meant if name is not None))
     wrong = ", ".join(f"{name}=" for name in given)
     return f"{task}.options has no {wrong}: {f'write {cure}' if cure else 'leave it out'}."
 
@@ -104,3 +174,8 @@ def instead_of_options(names: Iterable[str]) -> str:
     """Return the end of a sentence about arguments that are options; empty if none is."""
     found = dict.fromkeys(OPTIONS[name] for name in names if name in OPTIONS)
     return f": write .options({', '.join(found)}).enqueue(…)" if found else ""
+
+
+def instead_of_retry(value: object) -> str:
+    """Return what to write instead of a value that is no retry policy."""
+    return "Retry(attempts=…)" if value and value is not True else "Retry.never(), or Retry(attempts=…)"

@@ -14,7 +14,7 @@ from onejob.core.policy import Unique
 from onejob.errors import InvalidCall
 from onejob.tasks.admission import Admission
 from onejob.tasks.declaration import is_priority
-from onejob.tasks.foreign import unknown_options
+from onejob.tasks.foreign import instead_of_retry, unknown_options
 
 OnBlockerFailure = Literal["wait", "fail", "ignore"]
 WITH_BLOCKERS: Mapping[str, int] = {
@@ -56,7 +56,7 @@ class Options:
     def __post_init__(self) -> None:
         """Raise InvalidCall for options that contradict each other or have the wrong type."""
         if self.retry is not None and not isinstance(self.retry, Retry):
-            raise InvalidCall(f"retry={self.retry!r}: write Retry(attempts=…).")
+            raise InvalidCall(f"retry={self.retry!r}: write {instead_of_retry(self.retry)}.")
         if self.meta is not None and not isinstance(self.meta, Mapping):
             raise InvalidCall(f"meta={self.meta!r}: write a mapping of names to values.")
         if self.key is not None and (not isinstance(self.key, str) or not self.key):

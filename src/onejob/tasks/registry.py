@@ -34,6 +34,11 @@ class Registry:
         self.queues.setdefault(declared.queue, Queue(name=declared.queue))
         self.tasks[declared.name] = declared
 
+    def refuse_included(self, name: str, function: Callable[..., Any]) -> None:
+        """Raise InvalidPolicy if the app has this very task already."""
+        if name in self.tasks and self.tasks[name].function is function:
+            raise InvalidPolicy(f"{name} is included already: call app.include(…) once.")
+
     def add_queue(self, declared: Queue) -> None:
         """Add a queue; raise InvalidPolicy if it was declared with other limits."""
         before = self.queues.get(declared.name)

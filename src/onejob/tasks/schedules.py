@@ -52,6 +52,8 @@ def make_schedule(
     """Return a schedule; raise InvalidSchedule for options that contradict each other or the task."""
     if not is_name(name):
         raise InvalidSchedule(f"name={name!r}: a schedule's name is printable text.")
+    if not isinstance(call, Call):
+        raise InvalidSchedule(f"{call!r} is no call: write task.call(…).")
     builder, args, kwargs = parts_of(call)
     task = builder.declaration
     if task is not registry.tasks.get(task.name) or builder.options != Options():
@@ -78,7 +80,7 @@ def declare_schedule(registry: Registry, schedule: Schedule) -> None:
 
 def line_of(line: str | None, every: Duration | None) -> str:
     """Return the line of a schedule that is given as a line or as an interval."""
-    if (line is None) == (every is None):
+    if (line is None) == (every is None) or not isinstance(line or "", str):
         raise InvalidSchedule('A schedule needs a line or an interval: write "*/5 * * * *" or every="30s".')
     return cron.every(every).text if every is not None else line or ""
 

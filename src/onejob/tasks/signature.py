@@ -129,7 +129,12 @@ class Signature:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = getattr(function, "__name__", "The function")
-        self._signature = inspect.signature(function)
+        try:
+            self._signature = inspect.signature(function)
+        except (TypeError, ValueError):  # it is written in C
+            raise InvalidPolicy(
+                f"{self._function} has no signature: write a function that calls it."
+            ) from None
         parameters = self._signature.parameters.values()
         self.names = tuple(parameter.name for parameter in parameters)
         self._plain = all(p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY} for p in parameters)

@@ -13,12 +13,13 @@ from onejob.core.durations import Duration
 from onejob.core.fluent import Fluent
 from onejob.core.job import Retry
 from onejob.core.policy import Unique
+from onejob.core.words import missing
 from onejob.errors import InvalidCall, InvalidPolicy
 from onejob.tasks.admission import Admission
 from onejob.tasks.call import Call
 from onejob.tasks.enqueue import enqueue, enqueue_sync
 from onejob.tasks.explain import Explanation, explain, is_pending
-from onejob.tasks.foreign import instead_of_method
+from onejob.tasks.foreign import methods_of
 from onejob.tasks.options import OnBlockerFailure, chosen_options
 from onejob.tasks.request import RequestBuilder
 from onejob.tasks.signature import misfit
@@ -65,10 +66,7 @@ class Task(Generic[P, R]):
 
         def __getattr__(self, name: str) -> Any:
             """Raise AttributeError; for a method of other job systems, say what to write instead."""
-            own = self.__dict__.get("__name__", "task")
-            instead = instead_of_method(own, name)
-            cure = "" if instead is None else f": write {instead}"
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{cure}")
+            raise missing(self, name, methods_of(self.__dict__.get("__name__", "task")))
 
     # ── enqueuing ─────────────────────────────────────────────────────────────────────────────────
 
