@@ -1078,7 +1078,7 @@ def test_a_job_whose_key_the_new_home_has_given_away_stays(onejob: Onejob, new_h
         (["jobs", "shop"], 2, "'shop' is not an app: write module:attribute, as in shop:app"),
         (["jobs", "nowhere:app"], 2, "There is no module 'nowhere'"),
         (["jobs", "nowhere.shop:app"], 2, "There is no module 'nowhere.shop'"),
-        (["jobs", "shop:nothing"], 2, "Module 'shop' has no attribute 'nothing'."),
+        (["jobs", "shop:nothing"], 2, "Module 'shop' has no attribute 'nothing': write shop:app."),
         (["jobs", "shop:plain"], 2, "shop:plain is of type object, not an onejob App."),
         (["jobs", "broken:app"], 1, "broken could not be imported: ZeroDivisionError: division by zero ("),
         (

@@ -152,3 +152,57 @@ def test_a_file_name_in_the_place_of_a_module_is_answered(folder: Path) -> None:
     done = run(folder, "jobs", "shop.py:app")
     assert done.returncode == 2
     assert "write shop, without .py" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["beat", "shop:app"], "There is no command 'beat': every worker makes the ticks of schedules"),
+        (["flower", "shop:app"], "There is no command 'flower': write onejob serve, or onejob top."),
+        (["help", "worker"], "There is no command 'help': write onejob --help"),
+        (["-A", "shop", "worker"], "There is no option -A: write onejob worker shop:app."),
+        (["worker", "-A", "shop"], "There is no option -A: write onejob worker shop:app."),
+        (["worker", "shop:app", "-c", "4"], "There is no option -c: write --concurrency."),
+        (["worker", "shop:app", "--loglevel", "info"], "There is no option --loglevel: write --verbose"),
+        (["worker", "shop:app", "--burst"], "There is no option --burst: write --drain."),
+        (["--json", "stats", "shop:app"], "There is no option --json: write it after the command."),
+    ],
+)
+def test_a_word_of_another_system_is_answered(folder: Path, words: list[str], says: str) -> None:
+    done = run(folder, *words)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_a_task_in_the_place_of_an_app_is_refused_and_does_not_run(folder: Path) -> None:
+    (folder / "tasks.py").write_text(
+        "from onejob import App\napp = App('memory://')\n@app.task\ndef wipe(): print('WIPED')\n"
+    )
+    done = run(folder, "worker", "tasks:wipe", "--drain")
+    assert done.returncode == 2
+    assert "tasks:wipe is a task, not an app: write tasks:app." in done.stderr
+    assert "WIPED" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("shop:ap", "Module 'shop' has no attribute 'ap': write shop:app."),
+        ("made:later", "made:later is an async function: write a plain one that returns the app."),
+        ("made:nothing", "made:nothing() is of type NoneType, not an onejob App."),
+        ("made:app", "Module 'made' has no attribute 'app', and no app in it."),
+    ],
+)
+def test_a_place_without_an_app_is_answered(folder: Path, place: str, says: str) -> None:
+    (folder / "made.py").write_text("async def later(): ...\ndef nothing(): ...\n")
+    done = run(folder, "jobs", place)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "RuntimeWarning" not in done.stderr
+
+
+def test_a_task_of_a_module_that_is_not_imported_is_answered(folder: Path) -> None:
+    (folder / "empty.py").write_text("from onejob import App\napp = App('memory://')\n")
+    done = run(folder, "enqueue", "empty:app", "count", "n=1")
+    assert done.returncode == 1
+    assert "No task is named 'count'; registered: none: import the module that declares it" in done.stderr

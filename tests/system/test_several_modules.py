@@ -139,7 +139,7 @@ def test_an_app_that_cannot_be_made_is_one_sentence(project: Path) -> None:
     (project / "bad.py").write_text("def create(name): ...\ndef nothing(): ...\ndef fail(): 1 / 0\n")
     wanted = {
         "bad:create": "bad:create() did not return an app: TypeError: create() missing 1 required",
-        "bad:nothing": "bad:nothing is of type NoneType, not an onejob App.",
+        "bad:nothing": "bad:nothing() is of type NoneType, not an onejob App.",
         "bad:fail": "ZeroDivisionError",
     }
     for place, sentence in wanted.items():

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from onejob import __version__
+from onejob.cli.foreign import answering_options, refuse_command
 from onejob.errors import OnejobError
 
 COMMANDS = {
@@ -70,10 +71,17 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options before the command; answer those of other systems."""
+        with answering_options(ctx):
+            return super().parse_args(ctx, args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command that is named; if there is none, name the ones that are spelled alike."""
+        if args and args[0] not in COMMANDS:
+            refuse_command(ctx, args[0])
         near = get_close_matches(args[0], COMMANDS, n=3) if args and args[0] not in COMMANDS else []
         if near:
             ctx.fail(f"There is no command {args[0]!r}: did you mean {' or '.join(near)}?")

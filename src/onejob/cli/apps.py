@@ -8,10 +8,12 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from functools import reduce, wraps
 from importlib import import_module
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from onejob.cli.foreign import answering_options
 from onejob.errors import OnejobError
 
 if TYPE_CHECKING:
@@ -29,14 +31,19 @@ class AppCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert the app of the environment if the first argument is not an app."""
+        with answering_options(ctx):
+            return super().parse_args(ctx, self.with_default(ctx, args))
+
+    def with_default(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Return the words of a command line with the app of the environment, if they need it."""
         default = os.environ.get(VARIABLE)
         if default and not ctx.resilient_parsing:
             words, _, _ = self.make_parser(ctx).parse_args(list(args))
             several = words.get("apps")  # of the worker; not a tuple if none is given
             first = several[0] if isinstance(several, tuple) and several else words.get("app")
             if not is_app(first):
-                args = [default, *args]
-        return super().parse_args(ctx, args)
+                return [default, *args]
+        return args
 
 
 def is_app(word: object) -> bool:
@@ -113,7 +120,7 @@ def load(
     module, _, attribute = place.partition(":")
     found = pick(load_module(module), module, attribute)
     if callable(found):
-        found = make(place, found)
+        place, found = f"{place}()", make(place, found)
     if not isinstance(found, App):
         raise unusable(f"{place} is of type {type(found).__name__}, not an onejob App.")
     for name in modules:
@@ -122,7 +129,13 @@ def load(
 
 
 def make(place: str, factory: Callable[[], object]) -> object:
-    """Return the app that a factory returns."""
+    """Return the app that a factory returns; refuse a task, which looks like one."""
+    from onejob import Task
+
+    if isinstance(factory, Task):
+        raise unusable(f"{place} is a task, not an app: write {place.partition(':')[0]}:app.")
+    if iscoroutinefunction(factory):
+        raise unusable(f"{place} is an async function: write a plain one that returns the app.")
     try:
         return factory()
     except Exception as error:
@@ -170,7 +183,11 @@ def pick(module: Any, name: str, attribute: str) -> Any:
     try:
         return reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
-        raise unusable(f"Module {name!r} has no attribute {attribute!r}.") from error
+        from onejob import App
+
+        apps = [f"{name}:{one}" for one, value in vars(module).items() if isinstance(value, App)]
+        cure = f": write {' or '.join(apps)}" if apps else ", and no app in it"
+        raise unusable(f"Module {name!r} has no attribute {attribute!r}{cure}.") from error
 
 
 def refuse_empty(app: App) -> None:

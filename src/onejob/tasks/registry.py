@@ -54,7 +54,10 @@ class Registry:
             return self.tasks[name]
         except KeyError:
             known = ", ".join(sorted(self.tasks)) or "none"
-            raise UnknownTask(f"No task is named {name!r}; registered: {known}.") from None
+            raise UnknownTask(
+                f"No task is named {name!r}; registered: {known}: import the module that declares it, on the "
+                "command line with --import."
+            ) from None
 
     def queue(self, name: str) -> Queue:
         """Return a queue; raise UnknownQueue if none has that name."""
