@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from onejob import __version__
-from onejob.cli.foreign import answering_options, refuse_command
 from onejob.errors import OnejobError
 
 COMMANDS = {
@@ -73,14 +72,21 @@ class LazyGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the options before the command; answer those of other systems."""
-        with answering_options(ctx):
+        try:
             return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from onejob.cli.foreign import refuse_option
+
+            refuse_option(ctx, error)
+            raise
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command that is named; if there is none, name the ones that are spelled alike."""
         if args and args[0] not in COMMANDS:
+            from onejob.cli.foreign import refuse_command
+
             refuse_command(ctx, args[0])
         near = get_close_matches(args[0], COMMANDS, n=3) if args and args[0] not in COMMANDS else []
         if near:

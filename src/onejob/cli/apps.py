@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onejob.cli.foreign import answering_options
+from onejob.cli.foreign import refuse_option
 from onejob.errors import OnejobError
 
 if TYPE_CHECKING:
@@ -31,8 +31,11 @@ class AppCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert the app of the environment if the first argument is not an app."""
-        with answering_options(ctx):
+        try:
             return super().parse_args(ctx, self.with_default(ctx, args))
+        except click.NoSuchOption as error:
+            refuse_option(ctx, error)
+            raise
 
     def with_default(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Return the words of a command line with the app of the environment, if they need it."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import click
 
 COMMANDS = {
@@ -52,13 +49,8 @@ def refuse_command(context: click.Context, name: str) -> None:
         context.fail(f"There is no command {name!r}: {COMMANDS[name]}.")
 
 
-@contextmanager
-def answering_options(context: click.Context) -> Iterator[None]:
-    """Say what to write instead of an option that other systems have."""
-    try:
-        yield
-    except click.NoSuchOption as error:
-        options = OPTIONS | OF_WORKERS if context.info_name == "worker" else OPTIONS
-        if error.option_name not in options:
-            raise
+def refuse_option(context: click.Context, error: click.NoSuchOption) -> None:
+    """Raise UsageError for an option that other systems have."""
+    options = OPTIONS | OF_WORKERS if context.info_name == "worker" else OPTIONS
+    if error.option_name in options:
         context.fail(f"There is no option {error.option_name}: {options[error.option_name]}.")
