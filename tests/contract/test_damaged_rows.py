@@ -5,55 +5,96 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
+import msgspec
 import psycopg
 import pytest
+from redis import Redis
 
 from onejob import App, Job, State
+from onejob.stores.columns import INDEX
 from onejob.stores.contract import FullStore
+from onejob.stores.redis.store import RedisStore
 from onejob.testing import Clock
 from tests.contract.steps import LEASE, lease, mailer
 
 SET = "UPDATE onejob_jobs SET {} = {} WHERE id = {}"
+POLICIES = {
+    "no retry": '{"timeout": 5}',
+    "retry": '{"retry": "often"}',
+    "timeout": '{"retry": [5, 1.0, 2.0, 300.0, 0.1], "timeout": "soon"}',
+    "retention": '{"retry": [5, 1.0, 2.0, 300.0, 0.1], "retention": ["a", "b", "c"]}',
+    "holds": '{"retry": [5, 1.0, 2.0, 300.0, 0.1], "holds": ["active"]}',
+}
+RARE = {
+    "holds_until": '{"holds_until": "soon"}',
+    "errors": '{"errors": 5}',
+    "an error": '{"errors": [5]}',
+    "replays": '{"replays": "x"}',
+    "blockers": '{"blockers": [5]}',
+}
+FAR = 10**18  # microseconds: no year has so many digits
+TYPED = {"created_at": FAR, "run_at": -FAR, "held_at": FAR}
+UNTYPED = {
+    "no JSON": ("policy", "{"),
+    "of many kinds": ("more", '{"errors": {"type": 1}, "blockers": 5, "arrived": 7, "holds_until": "soon"}'),
+    "time of text": ("created_at", "junk"),
+    "traits": ("traits", 1.5),
+    "stand": ("stand", "junk"),
+    "digest": ("payload_digest", "junk"),
+    "chain_index": ("chain_index", "junk"),
+    "parent_id": ("parent_id", b"\xff"),
+}
+DAMAGES: dict[str, tuple[str, Any]] = {
+    **{name: ("policy", value) for name, value in POLICIES.items()},
+    **{name: ("more", value) for name, value in RARE.items()},
+    **{name: (name, value) for name, value in TYPED.items()},
+}
+OF_STORE: dict[str, dict[str, tuple[str, Any]]] = {
+    "sqlite": DAMAGES | UNTYPED | {"key": ("key", "junk"), "queue": ("queue", b"default")},
+    "postgres": DAMAGES,
+    "redis": DAMAGES | UNTYPED | {"no record": ("", None)},
+}
 
 
-def damage_sqlite(store: Any, column: str, job_id: str) -> None:
+def damage_sqlite(url: str, column: str, value: Any, job_id: str) -> None:
     """Write what no version of onejob writes into a column."""
-    with sqlite3.connect(store.path) as connection:
-        connection.execute(SET.format(column, "?", "?"), (SQLITE[column], job_id))
+    with sqlite3.connect(url) as connection:
+        connection.execute(SET.format(column, "?", "?"), (value, job_id))
 
 
-SQLITE: dict[str, Any] = {
-    "policy": "{",
-    "more": '{"errors": {"type": 1}, "blockers": 5, "arrived": 7, "holds_until": "soon"}',
-}
-POSTGRES = {
-    "policy": '{"retry": "often"}',
-    "more": '{"holds_until": "soon"}',
-}
-
-
-def damage_postgres(url: str, column: str, job_id: str) -> None:
+def damage_postgres(url: str, column: str, value: Any, job_id: str) -> None:
     """Write what no version of onejob writes into a column."""
     with psycopg.connect(url) as connection:
-        connection.execute(SET.format(column, "%s", "%s").encode(), (POSTGRES[column], job_id))
+        connection.execute(SET.format(column, "%s", "%s").encode(), (value, job_id))
+
+
+def damage_redis(url: str, column: str, value: Any, job_id: str) -> None:
+    """Write what no version of onejob writes into a record."""
+    with Redis.from_url(url) as connection:
+        head, _, packed = cast("bytes", connection.hget("{onejob:0}:jobs", job_id)).partition(b":")
+        row = msgspec.msgpack.decode(packed)
+        if column:
+            row[INDEX[column]] = value
+        connection.hset(
+            "{onejob:0}:jobs", job_id, head + b":" + (msgspec.msgpack.encode(row) if column else b"x")
+        )
 
 
 @pytest.fixture(
-    params=[("sqlite", "policy"), ("sqlite", "more"), ("postgres", "policy"), ("postgres", "more")],
-    ids=" ".join,
+    params=[(name, damage) for name, damages in OF_STORE.items() for damage in damages], ids=" ".join
 )
 def damaged(request: pytest.FixtureRequest, clock: Clock) -> tuple[FullStore, Callable[[str], None]]:
     """Open a store, and return how to damage one of its rows."""
     from tests.contract.conftest import STORES
 
-    name, column = request.param
-    store = STORES[name](request, clock)
-    if name == "sqlite":
-        return store, lambda job_id: damage_sqlite(store, column, job_id)
-    url: str = request.getfixturevalue("postgres_url")
-    return store, lambda job_id: damage_postgres(url, column, job_id)
+    name, damage = request.param
+    store: Any = STORES[name](request, clock)
+    url = str(store.path) if name == "sqlite" else request.getfixturevalue(f"{name}_url")
+    write = {"sqlite": damage_sqlite, "postgres": damage_postgres, "redis": damage_redis}[name]
+    return store, partial(write, url, *OF_STORE[name][damage])
 
 
 async def test_a_lease_sets_it_aside_and_starts_the_others(
@@ -96,6 +137,17 @@ async def test_a_list_shows_it_as_discarded(damaged: tuple[FullStore, Callable[[
         assert listed >= {jobs[0].id, jobs[2].id}
         await assert_set_aside(app, jobs[1])
         assert (await start_other(app)).id in {jobs[0].id, jobs[2].id}
+
+
+async def test_a_redis_record_of_another_task_than_its_list_is_set_aside(
+    redis_url: str, clock: Clock
+) -> None:
+    async with App(store=RedisStore(redis_url, clock=clock)) as app:
+        mail = mailer(app)
+        jobs = [(await mail.enqueue(n)).job for n in range(3)]
+        await asyncio.to_thread(damage_redis, redis_url, "task", "other", jobs[1].id)
+        assert {job.id for job in await lease(app)} == {jobs[0].id, jobs[2].id}
+        await assert_set_aside(app, jobs[1])
 
 
 async def start_other(app: App) -> Job:

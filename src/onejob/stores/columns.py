@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter, itemgetter
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from msgspec import convert
 from msgspec.structs import fields
 
 from onejob.core.job import EPOCH, Job, Mark, Merging, Replay, Retention, Retry, State
@@ -105,42 +106,41 @@ def _time(name: str) -> Packed:
     return Packed(name, write_time, read_time)
 
 
-def _json(name: str) -> Packed:
-    return Packed(name, _raw, msgspec.json.encode)
+def _json(name: str, kind: Any) -> Packed:
+    return Packed(name, _raw, lambda stored: msgspec.json.encode(convert(stored, kind)))
 
 
-def _value(name: str) -> Packed:
-    return Packed(name, _same, _same)
+def _value(name: str, kind: type) -> Packed:
+    return Packed(name, _same, partial(convert, type=kind))
 
 
-def _merging(stored: Sequence[Any]) -> Merging:
-    reducers, cap = stored
-    return Merging(None if reducers is None else tuple((name, how) for name, how in reducers), cap)
+def _fields(name: str, kind: Any, types: Any) -> Packed:
+    return Packed(name, astuple, lambda stored: kind(*convert(stored, types)))
 
 
 POLICY = (
     Packed("retry", astuple, lambda stored: Retry(*stored)),
     Packed("replay", astuple, lambda stored: Replay(*stored)),
-    Packed("retention", astuple, lambda stored: Retention(*stored)),
-    Packed("merging", astuple, _merging),
-    _value("timeout"),
-    _value("holds"),
-    _value("within"),
+    _fields("retention", Retention, tuple[float, float, float]),
+    _fields("merging", Merging, tuple[tuple[tuple[str, str], ...] | None, int]),
+    _value("timeout", float),
+    _value("holds", int),
+    _value("within", float),
 )
 
 MORE = (
     _time("holds_until"),
     _time("latest_at"),
-    _value("version"),
-    _json("errors"),
-    _json("progress"),
-    _value("reason"),
-    _value("superseded_by"),
-    _value("replays"),
-    _json("blockers"),
+    _value("version", int),
+    _json("errors", list[dict[str, Any]]),
+    _json("progress", Any),
+    _value("reason", str),
+    _value("superseded_by", str),
+    _value("replays", int),
+    _json("blockers", list[str]),
     Packed("arrived", bytes.decode, str.encode),
-    _json("following"),
-    _json("trace"),
+    _json("following", list[Any]),
+    _json("trace", dict[str, Any]),
 )
 
 NAMES = (*(column.name for column in COLUMNS), "policy", "more")
@@ -161,11 +161,12 @@ _more = attrgetter(*_MORE)
 _NO_MORE = tuple(_DEFAULTS[name] for name in _MORE)
 _TIMES = tuple(INDEX[column.name] for column in COLUMNS if column.kind == "time")
 _TEXTS = tuple(INDEX[column.name] for column in COLUMNS if column.kind in {"json", "meta"})
-_numbers = itemgetter(
-    *(INDEX[column.name] for column in COLUMNS if column.kind == "integer" and column.name != "stand")
-)
 _STATE, _META, _CHAIN, _CANCEL = (INDEX[name] for name in ("state", "meta", "chain_id", "cancel_requested"))
 NO_META = b"{}"
+
+_TYPES: dict[Kind, set[type]] = {"text": {str}, "integer": {int}, "bytes": {bytes, bytearray, memoryview}}
+_CHECKED = [column for column in COLUMNS if column.kind in _TYPES]  # the others fail when they are converted
+_checked = itemgetter(*(INDEX[column.name] for column in _CHECKED))
 
 
 def write_job(job: Job) -> list[Any]:
@@ -245,7 +246,9 @@ def read_job(row: Row) -> Job:
 
 def _read_job(row: Row) -> Job:
     *values, policy, more = row if len(row) == len(NAMES) else row[: len(NAMES)]
-    sum(_numbers(values))  # raises TypeError: SQLite lets a column of integers have any value
+    types = tuple(map(type, _checked(values)))
+    if types not in _SEEN:
+        _check(types)
     values[_STATE] = _STATES[values[_STATE]]
     values[_CANCEL] = values[_CANCEL] != 0
     for index in _TIMES:
@@ -263,10 +266,25 @@ def _read_job(row: Row) -> Job:
     return Job(*_in_order_of_fields(values))
 
 
+_SEEN: set[tuple[type, ...]] = set()  # the types of rows that could be read: few, as most rows are alike
+
+
+def _check(types: tuple[type, ...]) -> None:
+    """Raise TypeError if a column cannot have such a value: in SQLite and Redis any can be written."""
+    for column, found in zip(_CHECKED, types, strict=True):
+        is_missing = found is type(None) and _DEFAULTS[column.name] is None
+        if not is_missing and found not in _TYPES[column.kind]:
+            raise TypeError(f"{column.name} is of type {found.__name__}")
+    _SEEN.add(types)
+
+
 @lru_cache(maxsize=4096)
 def read_policy(policy: str | bytes) -> tuple[Any, ...]:
     """Return the values of POLICY; cached by value."""
-    return _unpack(POLICY, policy)
+    values = _unpack(POLICY, policy)
+    if msgspec.NODEFAULT in values:
+        raise ValueError("its policy has no retry")
+    return values
 
 
 def read_more(more: str | bytes) -> tuple[Any, ...]:

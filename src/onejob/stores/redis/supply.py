@@ -58,6 +58,12 @@ class Candidate(NamedTuple):
         return Group(self.job.key, self.bucket, [self.job.id], rows=assumed(self.job), extra=extra)
 
 
+def places(job: Job, bucket: Bucket) -> tuple[str, str]:
+    """Return the sets in which an available job can be listed."""
+    own = job.namespace, job.queue, job.task
+    return bucket.name("due", *own), bucket.name("shared", *own)
+
+
 @dataclass(slots=True)
 class Supply:
     """What the buckets have supplied."""
@@ -85,7 +91,10 @@ class Supply:
             listed = (call.keys[number - 1], member.decode())
             job_id = listed[1][RANK_DIGITS:].partition(":")[0]
             job = self._read(Damaged(bucket, job_id, record, listed=listed))
-            if job is not None:
+            if job is not None and listed[0] not in places(job, bucket):
+                error = Unreadable([job_id], ValueError(f"it is listed in {listed[0]}"))
+                self.damaged.append(Damaged(bucket, job_id, record, error, listed))
+            elif job is not None:
                 rows = read_rows([[record], *of_key, None], [job_id]) if of_key else assumed(job)
                 self.candidates[job_id] = Candidate(bucket, listed, job, rows)
 

@@ -29,7 +29,7 @@ from onejob.stores.fork_generation import generation
 from onejob.stores.group_commit import Closed, GroupCommit
 from onejob.stores.salvage import salvage
 from onejob.stores.sqlite.errors import translated, translating
-from onejob.stores.sqlite.rows import changing, insertion
+from onejob.stores.sqlite.rows import insertion, whole
 from onejob.stores.sqlite.schema import prepare_schema
 from onejob.stores.sqlite.session import SQL, Row, Session
 from onejob.stores.sqlite.steps import RowChanged, show_key
@@ -161,8 +161,11 @@ class Database:
             raise
         return answers
 
-    def set_aside(self, damage: Unreadable) -> None:
-        """Write a row that cannot be read as a discarded job, so that all others can be used."""
+    def set_aside(self, damage: Unreadable, mended: set[str]) -> None:
+        """Write a row that cannot be read as a discarded job, so that all others can be used; only once."""
+        if damage.id in mended:
+            raise StoreError(f"{damage} It could not be set aside either.") from damage
+        mended.add(damage.id)
         with contextlib.suppress(Closed):
             self.write(lambda session: set_aside(session, damage))
 
@@ -321,7 +324,7 @@ def set_aside(session: Session, damage: Unreadable) -> None:
             read_job(row)
         except Unreadable as cause:
             job = salvage(row, cause, session.now)
-            session.write("set_aside_job", [(*changing(job), job.id)])
+            session.write("set_aside_job", [whole(job)])
         return
     raise StoreError(f"{damage} Its row cannot be found by that id either.")
 

@@ -99,13 +99,15 @@ UPDATE onejob_jobs SET
 WHERE id = ? AND revision = ?;
 
 -- name: set_aside_job
--- A row that could not be read, whatever its revision is.
-UPDATE onejob_jobs SET
-    queue = ?, state = ?, priority = ?, run_at = ?, place = ?, args = ?, meta = ?, payload_digest = ?,
-    expires_at = ?, partition = ?, stand = ?, traits = ?, held_at = ?, attempt = ?, token = ?, revision = ?,
-    worker = ?, lease_until = ?, cancel_requested = ?, started_at = ?, finished_at = ?, kept_until = ?,
-    result = ?, policy = ?, more = ?
-WHERE id = ?;
+-- A row that could not be read, whatever its revision is: every column may be damaged.
+UPDATE onejob_jobs SET (
+    id, namespace, task, queue, state, priority, run_at, place, created_at, args, meta, payload_digest,
+    chain_id, chain_index, parent_id, expires_at, partition, key, stand, traits, held_at, attempt, token,
+    revision, worker, lease_until, cancel_requested, started_at, finished_at, kept_until, result, policy, more
+) = (
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+) WHERE id = ?1;
 
 -- name: delete_job
 DELETE FROM onejob_jobs WHERE id = ? AND revision = ?;

@@ -298,23 +298,25 @@ class SQLiteStore(ReadingStore):
 
         A row that cannot be read is set aside, and the act begins again.
         """
+        mended: set[str] = set()
         while True:
             try:
                 return act(self._open(), given)
             except Closed:
                 continue
             except Unreadable as damage:
-                self._open().set_aside(damage)
+                self._open().set_aside(damage, mended)
 
     async def _use_async(self, act: Callable[[Database, Given], Awaitable[T]], given: Given) -> T:
         """Async variant of `_use`."""
+        mended: set[str] = set()
         while True:
             try:
                 return await act(self._open(), given)
             except Closed:
                 continue
             except Unreadable as damage:
-                await asyncio.to_thread(self._open().set_aside, damage)
+                await asyncio.to_thread(self._open().set_aside, damage, mended)
 
     async def _read(self, make: Callable[[], Flow[T]], *, is_quick: bool = False) -> T:
         """Read: what is quick on this thread, the rest on another."""
