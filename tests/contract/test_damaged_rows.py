@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -17,7 +18,8 @@ from onejob import App, Job, State
 from onejob.stores.columns import INDEX
 from onejob.stores.contract import FullStore
 from onejob.stores.redis.store import RedisStore
-from onejob.testing import Clock
+from onejob.stores.sqlite.store import SQLiteStore
+from onejob.testing import Clock, drain
 from tests.contract.steps import LEASE, lease, mailer
 
 SET = "UPDATE onejob_jobs SET {} = {} WHERE id = {}"
@@ -137,6 +139,19 @@ async def test_a_list_shows_it_as_discarded(damaged: tuple[FullStore, Callable[[
         assert listed >= {jobs[0].id, jobs[2].id}
         await assert_set_aside(app, jobs[1])
         assert (await start_other(app)).id in {jobs[0].id, jobs[2].id}
+
+
+@pytest.mark.parametrize("column", ["args", "meta"])
+async def test_a_payload_that_is_no_text_fails_its_own_job(tmp_path: Path, clock: Clock, column: str) -> None:
+    store = SQLiteStore(tmp_path / "jobs.db", clock=clock)
+    async with App(store=store) as app:
+        mail = mailer(app)
+        jobs = [(await mail.enqueue(n)).job for n in range(3)]
+        await asyncio.to_thread(damage_sqlite, str(store.path), column, b"\xff", jobs[1].id)
+        await drain(app)
+        states = [(await app.job(job.id)).state for job in jobs]
+        assert states[0] is states[2] is State.COMPLETED
+        assert states[1] is (State.RETRYABLE if column == "args" else State.COMPLETED)
 
 
 async def test_a_redis_record_of_another_task_than_its_list_is_set_aside(

@@ -8,12 +8,13 @@ nothing.
 from __future__ import annotations
 
 import math
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -23,6 +24,7 @@ from onejob.core.job import EPOCH
 from onejob.errors import InvalidCall, OnejobError, StoreTimeout
 from onejob.stores.flow import Query
 from onejob.stores.postgres.errors import unavailable
+from onejob.stores.server_url import is_ambiguous
 
 LISTEN = "listen="
 BRIEF = 50  # milliseconds for another transaction's lock, before a group continues without the step
@@ -74,15 +76,32 @@ class Url:
 
 def read_url(url: str) -> dict[str, Any]:
     """Return the parts of a URL; raise InvalidCall, without the password, if it cannot be read."""
-    try:
-        return dict(conninfo_to_dict(url))
-    except (psycopg.ProgrammingError, UnicodeError) as error:
-        said = " ".join(str(error).split())
-        what = f": {said}" if "query parameter" in said else ""  # other messages quote the password
-        raise InvalidCall(
-            f"The PostgreSQL URL cannot be read{what}. Write postgresql://user:password@host/database, and "
-            "percent-encode special characters of the password, such as %40 for @."
-        ) from None
+    said = ""
+    if not is_ambiguous(url):
+        try:
+            parts = dict(conninfo_to_dict(url))
+        except (psycopg.ProgrammingError, UnicodeError) as error:
+            said = explanation(url, error)
+        else:
+            if not has_question_mark(url, parts):
+                return parts
+    raise InvalidCall(
+        f"The PostgreSQL URL cannot be read{said}. Write postgresql://user:password@host/database, and "
+        "percent-encode special characters of the password, such as %40 for @."
+    )
+
+
+def explanation(url: str, error: Exception) -> str:
+    """Return what libpq says about an option that does not exist; its other messages quote the password."""
+    said = re.search(r'invalid URI query parameter: "\w+"', str(error))
+    return f": {said[0]}" if said and "password=" not in url else ""
+
+
+def has_question_mark(url: str, parts: Mapping[str, Any]) -> bool:
+    """Return whether libpq takes a question mark for a part of the password, unlike everyone else."""
+    read = urlsplit(url)
+    options = {name for name, _ in parse_qsl(read.query, keep_blank_values=True)}
+    return "@" not in read.netloc and bool({"user", "password"} & (parts.keys() - options))
 
 
 def monotonic() -> float:

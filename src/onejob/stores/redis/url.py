@@ -11,6 +11,7 @@ import redis.asyncio.connection as async_connections
 import redis.connection as connections
 
 from onejob.errors import InvalidCall
+from onejob.stores.server_url import is_ambiguous
 
 SCHEMES = {
     "redis": "redis",
@@ -41,11 +42,11 @@ class Target:
 def read_url(url: str, store_timeout: float) -> Target:
     """Read a URL; an error about it never shows the password."""
     parts = urlsplit(url)
+    if is_ambiguous(url) or "@" in parts.query:
+        raise InvalidCall(f"The {parts.scheme}:// URL cannot be read: {ENCODE}.")
     query = dict(parse_qsl(parts.query))
     cluster = parts.scheme.endswith("+cluster")
     prefix, buckets = _prefix(query.pop("prefix", "onejob")), _buckets(query.pop("buckets", None))
-    if "@" in parts.path + parts.query + parts.fragment or parts.fragment:
-        raise InvalidCall(f"The {parts.scheme}:// URL cannot be read: {ENCODE}.")
     label = _label(parts)
     options = _options(parts, query, label)
     kind = options.pop("connection_class", connections.Connection).__name__

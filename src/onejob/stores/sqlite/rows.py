@@ -71,7 +71,7 @@ def whole(job: Job) -> Parameters:
     values = write_job(job)
     for index in _TEXTS:
         if values[index] is not None:
-            values[index] = values[index].decode()
+            values[index] = values[index].decode(errors="replace")  # what was damaged still fails its own job
     for index in _BLOBS:
         if values[index] is not None:
             values[index] = bytearray(values[index])
