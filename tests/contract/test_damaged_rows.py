@@ -57,7 +57,9 @@ DAMAGES: dict[str, tuple[str, Any]] = {
 OF_STORE: dict[str, dict[str, tuple[str, Any]]] = {
     "sqlite": DAMAGES | UNTYPED | {"key": ("key", "junk"), "queue": ("queue", b"default")},
     "postgres": DAMAGES,
-    "redis": DAMAGES | UNTYPED | {"no record": ("", None)},
+    "redis": DAMAGES
+    | UNTYPED
+    | {"no record": ("", None), "no time": ("run_at", None), "stand": ("stand", [1])},
 }
 
 
@@ -152,6 +154,13 @@ async def test_a_payload_that_is_no_text_fails_its_own_job(tmp_path: Path, clock
         states = [(await app.job(job.id)).state for job in jobs]
         assert states[0] is states[2] is State.COMPLETED
         assert states[1] is (State.RETRYABLE if column == "args" else State.COMPLETED)
+
+
+async def test_the_revision_of_a_redis_record_is_what_scripts_compare(redis_url: str, clock: Clock) -> None:
+    async with App(store=RedisStore(redis_url, clock=clock)) as app:
+        job = (await mailer(app).enqueue(1)).job
+        await asyncio.to_thread(damage_redis, redis_url, "revision", 10**12, job.id)
+        assert [started.id for started in await lease(app)] == [job.id]
 
 
 async def test_a_redis_record_of_another_task_than_its_list_is_set_aside(

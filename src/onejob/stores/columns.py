@@ -160,6 +160,8 @@ policy_of = attrgetter(*_POLICY)
 _more = attrgetter(*_MORE)
 _NO_MORE = tuple(_DEFAULTS[name] for name in _MORE)
 _TIMES = tuple(INDEX[column.name] for column in COLUMNS if column.kind == "time")
+_GIVEN_TIMES = tuple(INDEX[name] for name in ("run_at", "created_at"))  # of every job
+_OTHER_TIMES = tuple(index for index in _TIMES if index not in _GIVEN_TIMES)
 _TEXTS = tuple(INDEX[column.name] for column in COLUMNS if column.kind in {"json", "meta"})
 _STATE, _META, _CHAIN, _CANCEL = (INDEX[name] for name in ("state", "meta", "chain_id", "cancel_requested"))
 NO_META = b"{}"
@@ -251,7 +253,9 @@ def _read_job(row: Row) -> Job:
         _check(types)
     values[_STATE] = _STATES[values[_STATE]]
     values[_CANCEL] = values[_CANCEL] != 0
-    for index in _TIMES:
+    for index in _GIVEN_TIMES:
+        values[index] = read_time(values[index])
+    for index in _OTHER_TIMES:
         time = values[index]
         if time is not None:
             values[index] = read_time(time)

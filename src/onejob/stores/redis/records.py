@@ -20,7 +20,7 @@ REVISION = 10  # digits
 WRITE = REVISION + 8  # the end of the id of the write
 KEY = WRITE + 1  # the beginning of the key
 
-_KEY, _STATE, _STAND = INDEX["key"], INDEX["state"], INDEX["stand"]
+_KEY, _STATE, _STAND, _REVISION = (INDEX[name] for name in ("key", "state", "stand", "revision"))
 _NEEDS_ROWS = Trait.HAS_SUCCESSOR | Trait.MARKED
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Any]).decode
@@ -54,6 +54,7 @@ def _read_row(record: bytes) -> list[Any]:
     end = record.index(b":", KEY)
     row = _decode(record[end + 1 :])
     row[_KEY] = bytes.fromhex(record[KEY:end].decode()) if end > KEY else None
+    row[_REVISION] = int(record[:REVISION])  # as scripts compare it
     return row
 
 
@@ -99,6 +100,6 @@ def repair(record: bytes, job_id: str, error: Unreadable, now: datetime) -> tupl
     revision = int(digits) if digits.isdigit() else 0
     after = msgspec.structs.replace(salvage(row, error, now), id=job_id, revision=revision + 1)
     state = State(row[_STATE]) if row[_STATE] in list(State) else State.AVAILABLE
-    stand = row[_STAND] if row[_STAND] in {0, 1} else None
+    stand = row[_STAND] if row[_STAND] in (0, 1) else None
     before = msgspec.structs.replace(after, state=state, stand=stand, revision=revision)
     return before, after
