@@ -281,6 +281,26 @@ async def test_somebody_elses_database_is_shared_and_their_tables_left_alone(tmp
         assert connection.execute("SELECT id FROM orders").fetchall() == [(7,)]
 
 
+def test_a_link_to_a_database_has_the_lock_of_the_database(tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to("jobs.db")
+    app, other = (App(store=SQLiteStore(tmp_path / name)) for name in ("jobs.db", "link.db"))
+    job = mailer(app).enqueue_sync(1).job
+    assert other.jobs_sync() == [job]
+    assert not list(tmp_path.glob("link.db?*"))
+    for one in (app, other):
+        asyncio.run(one.close())
+
+
+def test_a_name_that_looks_like_a_uri_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = App("sqlite:///file:jobs.db")
+    mailer(app).enqueue_sync(1)
+    asyncio.run(app.close())
+    assert not Path("jobs.db").exists()
+    with closing(sqlite3.connect(tmp_path / "file:jobs.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM onejob_jobs").fetchone() == (1,)
+
+
 async def test_a_damaged_database_is_told(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     async with App(store=SQLiteStore(path)) as app:

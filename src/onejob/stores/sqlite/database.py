@@ -348,7 +348,11 @@ def create_private(path: Path) -> None:
 def connect(path: Path, synchronous: Synchronous, timeout: float) -> sqlite3.Connection:
     """Open a connection that commits and checkpoints only explicitly."""
     connection = sqlite3.connect(
-        path, timeout=timeout, isolation_level=None, check_same_thread=False, cached_statements=256
+        path.absolute(),  # a relative one that begins with file: would be read as a URI
+        timeout=timeout,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
     )
     try:
         connection.execute("PRAGMA wal_autocheckpoint = 0")

@@ -41,7 +41,12 @@ def may_corrupt(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> 
 
 def beside(path: Path) -> Path:
     """Return the path of a database's lock file."""
-    return path.with_name(path.name + ".lock")
+    return companion(path, ".lock")
+
+
+def companion(path: Path, end: str) -> Path:
+    """Return the path of a file beside the database; like SQLite's own, beside the file that a link names."""
+    return Path(os.path.realpath(path) + end)
 
 
 class WriteLock:
@@ -111,7 +116,7 @@ def busy(path: Path) -> str:
 
 def writer_of(path: Path) -> int | None:
     """Return the process that writes a database, as far as the system says."""
-    locked = {_inode(beside(path)): None, _inode(path.with_name(path.name + "-shm")): WRITER_BYTE}
+    locked = {_inode(beside(path)): None, _inode(companion(path, "-shm")): WRITER_BYTE}
     for line in _lines(PROCESSES / "locks"):
         # 3: POSIX  ADVISORY  WRITE 4711 fe:00:2153608 120 120
         fields = line.split()
