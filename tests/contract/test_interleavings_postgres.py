@@ -19,7 +19,7 @@ import pytest
 
 from onejob import Retry, Unique
 from onejob.core import manual, runs
-from onejob.core.decide import Request, merged
+from onejob.core.decide import Request, merge_payloads
 from onejob.core.job import EPOCH, Job, State, fingerprint
 from onejob.core.leasing import Lease
 from onejob.core.replay import replay
@@ -83,7 +83,9 @@ def ask(number: int, policy: Unique, key: bytes = KEYS[0], *, force: bool = Fals
 
 def end(number: int, result: Result | None = None) -> Step[Any]:
     """Settle the first run of a job."""
-    act = partial(runs.settle, token=1, result=result or Completed(b"1"), merge=partial(merged, policy=MERGE))
+    act = partial(
+        runs.settle, token=1, result=result or Completed(b"1"), merge=partial(merge_payloads, policy=MERGE)
+    )
     return Step(act, f"{number:08d}")
 
 

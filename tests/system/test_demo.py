@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from onejob.demo import play
-from onejob.demo.checks import Line, all_faults, faults, total, unfinished
+from onejob.demo.checks import Line, all_faults, faults, report_unfinished, total
 from onejob.demo.play import Played
 from onejob.demo.screen import Screen, sentence
 
@@ -107,7 +107,7 @@ BAD = [
     (replace(GOOD, lost=1), "1 requests were lost"),
     (replace(GOOD, claims=[("the last one ran", False)]), "it is not so that the last one ran"),
     (replace(GOOD, claims=[]), "nothing was shown"),
-    (unfinished("good", 8), "it is not so that it ended within 8 s"),
+    (report_unfinished("good", 8), "it is not so that it ended within 8 s"),
 ]
 
 

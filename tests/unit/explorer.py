@@ -419,4 +419,4 @@ def moments_of(job: Job) -> Iterator[datetime]:
 
 def merging(policy: Unique) -> runs.Merge:
     """Make the merge that a worker passes to `settle`."""
-    return lambda older, newer: decisions.merged(older, newer, policy)
+    return lambda older, newer: decisions.merge_payloads(older, newer, policy)

@@ -329,7 +329,7 @@ MUTANTS = [
     ),
     Mutant(
         "a mark is never void",
-        "voided",
+        "void_mark",
         instead(lambda _mark, _ended: None),
         STARTING,
         "withdrawn",

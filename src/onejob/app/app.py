@@ -29,7 +29,7 @@ from onejob.engine.absorbed_log import KEPT_FOR
 from onejob.engine.engine import Engine
 from onejob.engine.events import Kind, WorkerKind
 from onejob.engine.hooks import RegisterHook
-from onejob.engine.jobs import cancel_job, delete_job, refuse_unmoved, release_key, rescheduled
+from onejob.engine.jobs import cancel_job, delete_job, read_rescheduled, refuse_unmoved, release_key
 from onejob.engine.portal import refuse_running_loop
 from onejob.engine.sealing import Codec, Sealer, read_secret, reveal
 from onejob.errors import InvalidPolicy
@@ -555,7 +555,7 @@ class App:
         """
         ids, move = read_rescheduling(job, at, delay)
         ids = await self._engine.whole_ids(ids)
-        moved = rescheduled(ids, await self._engine.apply(move(ids), connection))
+        moved = read_rescheduled(ids, await self._engine.apply(move(ids), connection))
         return moved if is_several(job) else refuse_unmoved(moved[0])
 
     def reschedule_sync(
@@ -566,7 +566,7 @@ class App:
             refuse_running_loop("App.reschedule")
         ids, move = read_rescheduling(job, at, delay)
         ids = self._engine.whole_ids_sync(ids)
-        moved = rescheduled(ids, self._engine.apply_sync(move(ids), connection))
+        moved = read_rescheduled(ids, self._engine.apply_sync(move(ids), connection))
         return moved if is_several(job) else refuse_unmoved(moved[0])
 
     @overload

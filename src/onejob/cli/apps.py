@@ -116,7 +116,9 @@ def load(
     if namespace is not None:
         raise unusable("--namespace goes with a URL; an app has its own.")
     if URL.fullmatch(place):
-        raise unusable(f"{redacted(place)} names a store, which has no tasks: name the app, as in shop:app.")
+        raise unusable(
+            f"{hide_password(place)} names a store, which has no tasks: name the app, as in shop:app."
+        )
     if not PLACE.fullmatch(place):
         shown = repr(re.sub(r".*@", "…@", place))
         raise unusable(f"{shown} is not an app: write module:attribute, as in shop:app, or set {VARIABLE}.")
@@ -207,7 +209,7 @@ def unusable(message: str) -> click.UsageError:
     return click.UsageError(message)
 
 
-def redacted(url: str) -> str:
+def hide_password(url: str) -> str:
     """Return a URL without its password."""
     shown = re.sub(r"(?<=://)([^:/@]*):.*@", r"\1:…@", url)  # also where a part of it is not encoded
     return re.sub(r"(?<=[?&]password=)[^&]*", "…", shown)
@@ -218,4 +220,4 @@ def whole(url: str) -> str:
     scheme, _, path = url.partition(":///")
     if scheme == "sqlite" and path:
         return f"{scheme}:///{os.path.abspath(path)}"  # noqa: PTH100 - it is text in a URL
-    return redacted(url)
+    return hide_password(url)

@@ -95,7 +95,7 @@ async def list_(app: App, *, as_json: bool) -> None:
             one.schedule.task,
             one.schedule.line,
             upcoming(one),
-            skipped(one),
+            count_skipped(one),
             one.schedule.description,
         )
         for one in found
@@ -109,7 +109,7 @@ def upcoming(one: ScheduleStatus) -> str:
     return "paused" if one.schedule.paused else away(one.next[0] if one.next else None)
 
 
-def skipped(one: ScheduleStatus) -> int:
+def count_skipped(one: ScheduleStatus) -> int:
     """Return the number of ticks that made no job."""
     return sum(one.absorbed.values())
 

@@ -50,7 +50,7 @@ async def enqueue(
     Values are read as JSON if possible, else as text. A duplicate is an answer, not an error, unless the
     policy rejects it.
     """
-    chosen = configured(app.task_named(task), meta=meta, **choices)
+    chosen = apply_options(app.task_named(task), meta=meta, **choices)
     call = make_call(chosen, pairs, given)
     try:
         admission: Admission[Any] = await call.enqueue()
@@ -67,7 +67,7 @@ async def enqueue(
     return None
 
 
-def configured(
+def apply_options(
     task: Task[..., Any],
     *,
     delay: timedelta | None,

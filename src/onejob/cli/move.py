@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onejob.cli.apps import app_command, load, redacted
+from onejob.cli.apps import app_command, hide_password, load
 from onejob.cli.output import emit, number_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ async def move(app: App, target: str, *, history: bool, as_json: bool) -> int:
     async with load(target) as other:
         with progress(hidden=as_json) as bar:
             done = await app.maintenance.move_to(other, history=history, report=bar)
-        place = redacted(other.url)
+        place = hide_password(other.url)
     if as_json:
         emit(asdict(done))
         return int(done.taken > 0)

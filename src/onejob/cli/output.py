@@ -60,7 +60,7 @@ def stamp(moment: datetime | None) -> str | None:
     return None if moment is None else moment.astimezone(UTC).isoformat()
 
 
-def decoded(value: bytes | None) -> Any:
+def decode_json(value: bytes | None) -> Any:
     """Return stored JSON as a value."""
     return None if value is None else json.loads(value)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onejob.cli.apps import app_command, redacted
+from onejob.cli.apps import app_command, hide_password
 from onejob.cli.output import emit, table
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ async def pause(app: App, *, queue: str, as_json: bool) -> None:
     if as_json:
         return emit({"queue": queue, "paused": True})
     place = click.get_current_context().params["app"]
-    return click.echo(f"Queue {queue} is paused; to resume it: onejob resume {redacted(place)} {queue}")
+    return click.echo(f"Queue {queue} is paused; to resume it: onejob resume {hide_password(place)} {queue}")
 
 
 @app_command(example="onejob resume shop:app emails", may_be_empty=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from onejob.cli.apps import URL, AppCommand, import_option, load, redacted, refuse_empty
+from onejob.cli.apps import URL, AppCommand, hide_password, import_option, load, refuse_empty
 from onejob.cli.output import emit
 
 TOKEN_VARIABLE = "ONEJOB_TOKEN"  # noqa: S105 - the name of a variable
@@ -47,7 +47,7 @@ def serve(
     if as_json:
         emit({"url": address(host, port)})
     else:
-        click.echo(f"Dashboard of {redacted(app)}: {address(host, port)}  (stop it with Ctrl-C)")
+        click.echo(f"Dashboard of {hide_password(app)}: {address(host, port)}  (stop it with Ctrl-C)")
     run(opened, host=host, port=port, token=token, read_only=read_only, names=names)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onejob.cli.apps import app_command, redacted
+from onejob.cli.apps import app_command, hide_password
 from onejob.cli.live import is_output_closed, print_in_place, through_outages, until_stopped
 from onejob.cli.options import STATES, read_duration
 from onejob.cli.output import brief, emit, facts, print_findings, stamp, table
@@ -127,7 +127,7 @@ async def migrate(app: App, *, print_sql: bool, status: bool, as_json: bool) -> 
     schema = before if status else app.maintenance.migrate()
     if as_json:
         return emit(asdict(schema) | {"current": schema.found == schema.known})
-    return click.echo(f"{redacted(app.url)} {describe(before.found, schema.found, schema.known)}.")
+    return click.echo(f"{hide_password(app.url)} {describe(before.found, schema.found, schema.known)}.")
 
 
 def describe(before: int, found: int, known: int) -> str:

@@ -145,7 +145,7 @@ def queues(picture: Picture, view: View) -> Table:
             )
             rows.append(((waiting, running, 0), cells))
     titles = ("QUEUE", "WAITING", "RUNNING", "OLDEST DUE", "RUNS/MIN")
-    return Table(titles, ordered(rows, view), "No queue has jobs.", frozenset({1, 2, 3, 4}))
+    return Table(titles, sort_rows(rows, view), "No queue has jobs.", frozenset({1, 2, 3, 4}))
 
 
 def tasks(picture: Picture, view: View, width: int) -> Table:
@@ -170,7 +170,7 @@ def tasks(picture: Picture, view: View, width: int) -> Table:
             rows.append(((waiting, running, absorbed), cells if width >= WIDE else cells[:-1]))
     titles = ("TASK", "JOBS", "RUNNING", "DEAD", "P95 RUN", "ABSORBED", "AS")
     shown = titles if width >= WIDE else titles[:-1]
-    return Table(shown, ordered(rows, view), "No task has jobs.", frozenset({1, 2, 3, 4, 5}))
+    return Table(shown, sort_rows(rows, view), "No task has jobs.", frozenset({1, 2, 3, 4, 5}))
 
 
 def by_name(states: Mapping[State, int]) -> Counter[str]:
@@ -189,7 +189,7 @@ def by_outcome(outcomes: Mapping[str, int]) -> str:
     return shorten(" ".join(f"{outcome}:{number:,}" for outcome, number in most_first), 24)
 
 
-def ordered(rows: Iterable[tuple[tuple[int, int, int], Sequence[str]]], view: View) -> list[Sequence[str]]:
+def sort_rows(rows: Iterable[tuple[tuple[int, int, int], Sequence[str]]], view: View) -> list[Sequence[str]]:
     """Return rows in the order of the view: each has its numbers of ORDERS; equal ones go by name."""
     by_name = sorted(rows, key=lambda row: row[1][0])
     if view.order == "name":

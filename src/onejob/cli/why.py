@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onejob.cli.apps import URL, app_command, redacted, unusable
+from onejob.cli.apps import URL, app_command, hide_password, unusable
 from onejob.cli.arguments import Pair, make_call, task_arguments
 from onejob.cli.holds import KEY, frees, is_job_id
 from onejob.cli.output import compact, emit, facts, number_of, plain, stamp, table, when
@@ -49,7 +49,7 @@ async def why(
     place = click.get_current_context().params["app"]
     if URL.fullmatch(place):
         raise unusable(
-            f"{redacted(place)} names a store, which has no tasks: name the app, or give the ID of a job."
+            f"{hide_password(place)} names a store, which has no tasks: name the app, or the ID of a job."
         )
     answer = await app.why(make_call(app.task_named(what), pairs, given))
     assert answer.explanation is not None  # a call was asked about
@@ -85,7 +85,7 @@ def job_document(job: Job | None, *, redact: bool) -> dict[str, Any] | None:
 def show_story(answer: Why, *, redact: bool, as_json: bool) -> None:
     """Print an answer in sentences, what makes the key and who holds it, and the latest absorbed requests."""
     place = click.get_current_context().params["app"]
-    story = [line.replace(" APP", f" {redacted(place)}") for line in answer.sentences]
+    story = [line.replace(" APP", f" {hide_password(place)}") for line in answer.sentences]
     explained = answer.explanation
     if explained is not None and redact:
         explained = without_values(explained)

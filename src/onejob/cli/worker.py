@@ -128,11 +128,11 @@ def own_arguments() -> list[str]:
     for parameter in context.command.params:
         given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
         if given and isinstance(parameter, click.Option) and parameter.name not in SUPERVISED:
-            found += repeated(parameter, context.params[parameter.name or ""])
+            found += spell_option(parameter, context.params[parameter.name or ""])
     return found
 
 
-def repeated(option: click.Option, value: Any) -> list[str]:
+def spell_option(option: click.Option, value: Any) -> list[str]:
     """Return an option and its value as they are written on a command line."""
     flag = option.opts[0]
     if option.is_flag:

@@ -37,12 +37,12 @@ def ending(tail: Job) -> Ending | None:
     return Ending(Arrival.FAILED, why=why, at=tail.finished_at)
 
 
-def named(chains: Iterable[str]) -> bytes:
+def encode_chains(chains: Iterable[str]) -> bytes:
     """Return the chains that a job waits for as JSON, each named once."""
     return msgspec.json.encode(list(dict.fromkeys(chains)))
 
 
-def awaited(chains: Sequence[str]) -> bytes:
+def begin_arrivals(chains: Sequence[str]) -> bytes:
     """Return the digits of chains that have not ended yet."""
     return Arrival.AWAITED * len(chains)
 

@@ -263,7 +263,7 @@ def upcoming(line: Line, zone: ZoneInfo, after: datetime) -> datetime | None:
         return EPOCH + ((after - EPOCH) // line.interval + 1) * line.interval
     after = after.astimezone(UTC)
     try:
-        return _following(line, zone, after) if line.follows_clock else _appointed(line, zone, after)
+        return _following(line, zone, after) if line.follows_clock else _find_fixed(line, zone, after)
     except OverflowError:  # the end of the calendar
         return None
 
@@ -292,7 +292,7 @@ def count(line: Line, zone: ZoneInfo, after: datetime, before: datetime, most: i
     return sum(1 for _ in islice(takewhile(lambda tick: tick < before, ticks(line, zone, after)), most))
 
 
-def _appointed(line: Cron, zone: ZoneInfo, after: datetime) -> datetime | None:
+def _find_fixed(line: Cron, zone: ZoneInfo, after: datetime) -> datetime | None:
     """Find the next tick of a line with fixed hours: each time on the wall, once.
 
     Later times on the wall never come to earlier moments, so the first that comes after `after` is it.

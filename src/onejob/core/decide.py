@@ -253,7 +253,7 @@ def create(request: Request, policy: Unique, view: View) -> Changes[Verdict]:
     job = hold(make(request, view.now), view.now)
     freed = (free(view.holder, view.now),) if view.holder else ()
     verdict = Verdict(Outcome.CREATED, job, None, "Nothing held the key.")
-    return Changes(verdict, updates=freed, inserts=(job,), mark=marked(request, policy, view, job))
+    return Changes(verdict, updates=freed, inserts=(job,), mark=mark_newest(request, policy, view, job))
 
 
 def take_over(
@@ -264,7 +264,7 @@ def take_over(
     updates = [detach(view.holder, view.now)] if view.holder else []
     if view.successor is not None:
         refuse_cycle(request, view.successor)
-        job = inherit(merged(view.successor, job, policy), view.successor)
+        job = inherit(merge_payloads(view.successor, job, policy), view.successor)
         updates.append(supersede(view.successor, job.id, view.now))
     differing = differs(request, view.holder)
     verdict = Verdict(outcome, job, view.holder, reason, differing, superseded=view.successor)
@@ -272,7 +272,7 @@ def take_over(
         verdict,
         updates=tuple(updates),
         inserts=(job,),
-        mark=marked(request, policy, view, job, instead_of=view.successor),
+        mark=mark_newest(request, policy, view, job, instead_of=view.successor),
     )
 
 
@@ -328,7 +328,7 @@ def refresh(request: Request, policy: Unique, view: View, standing: Job) -> Chan
     """
     if standing.task != request.job.task:
         return replace(request, policy, view, standing, as_update=True)
-    newer = merged(standing, make(request, view.now), policy)
+    newer = merge_payloads(standing, make(request, view.now), policy)
     same = newer.payload_digest == standing.payload_digest  # equal arguments are sealed differently each time
     updated = alter(
         standing,
@@ -338,16 +338,16 @@ def refresh(request: Request, policy: Unique, view: View, standing: Job) -> Chan
         version=standing.version if newer.version is None else newer.version,
         expires_at=newer.expires_at,  # the newest request says how long it is worth running
         partition=newer.partition,
-        **renamed(policy, newer),
+        **take_fields(policy, newer),
     )
-    updated = postponed(policy, view, updated)
+    updated = postpone(policy, view, updated)
     if is_same(updated, standing):
         reason = f"The same work is already {standing.state} with the same payload."
         return Changes(Verdict(Outcome.KEPT, standing, standing, reason))
     updated = alter(updated, attempt=0, traits=updated.traits | Trait.MARKED * policy.marks)
     reason = f"The {standing.state} job now has this request's payload."
     verdict = Verdict(Outcome.UPDATED, updated, standing, reason, differs(request, standing))
-    return Changes(verdict, updates=(updated,), mark=marked(request, policy, view, updated))
+    return Changes(verdict, updates=(updated,), mark=mark_newest(request, policy, view, updated))
 
 
 def replace(
@@ -371,7 +371,7 @@ def replace(
         verdict,
         updates=(superseded,),
         inserts=(job,),
-        mark=marked(request, policy, view, job, instead_of=standing),
+        mark=mark_newest(request, policy, view, job, instead_of=standing),
     )
 
 
@@ -383,11 +383,11 @@ def follow(request: Request, policy: Unique, view: View, reason: str) -> Changes
         refuse_cycle(request, view.holder)
     job = wait_behind(make(request, view.now))
     verdict = Verdict(Outcome.RERUN, job, view.holder, reason, differs(request, view.holder))
-    mark = marked(request, policy, view, job)
-    return Changes(verdict, updates=followed(view.holder), inserts=(job,), mark=mark)
+    mark = mark_newest(request, policy, view, job)
+    return Changes(verdict, updates=note_successor(view.holder), inserts=(job,), mark=mark)
 
 
-def followed(holder: Job | None) -> tuple[Job, ...]:
+def note_successor(holder: Job | None) -> tuple[Job, ...]:
     """Return the holder with the trait that a successor waits behind it, if it does not have it yet."""
     if holder is None or holder.traits & Trait.HAS_SUCCESSOR:
         return ()
@@ -410,7 +410,7 @@ def trail(request: Request, policy: Unique, view: View, standing: Job) -> Change
         updates: tuple[Job, ...] = (free(standing, view.now),)
     else:
         job = wait_behind(job)
-        updates = followed(standing)
+        updates = note_successor(standing)
     verdict = Verdict(
         Outcome.RERUN,
         job,
@@ -418,7 +418,7 @@ def trail(request: Request, policy: Unique, view: View, standing: Job) -> Change
         "Throttled: one run follows at the window's end.",
         differs(request, standing),
     )
-    return Changes(verdict, updates=updates, inserts=(job,), mark=marked(request, policy, view, job))
+    return Changes(verdict, updates=updates, inserts=(job,), mark=mark_newest(request, policy, view, job))
 
 
 def admit_unheld(request: Request, view: View, judged: Verdict) -> Changes[Verdict]:
@@ -441,7 +441,7 @@ def make(request: Request, now: datetime) -> Job:
     latest_at = None
     if policy is not None and policy.wait is not None:
         latest_at = None if policy.max_wait is None else now + cast("timedelta", policy.max_wait)
-        run_at = debounced(policy, now, latest_at)
+        run_at = next_quiet_time(policy, now, latest_at)
     expires_at = job.expires_at if request.expires_in is None else now + request.expires_in
     if expires_at is not None and now < run_at and expires_at <= run_at:
         raise InvalidCall(f"{job.task} would expire before its run time: give it more time, or less delay.")
@@ -467,17 +467,17 @@ def refuse_cycle(request: Request, standing: Job) -> None:
         raise BlockerCycle(f"{waits}, whose place it takes: leave it out of after=.")
 
 
-def debounced(policy: Unique, now: datetime, latest_at: datetime | None) -> datetime:
+def next_quiet_time(policy: Unique, now: datetime, latest_at: datetime | None) -> datetime:
     """Return when a debounced job runs if no further request arrives."""
     run_at = now + cast("timedelta", policy.wait)
     return run_at if latest_at is None else min(run_at, latest_at)
 
 
-def postponed(policy: Unique, view: View, updated: Job) -> Job:
+def postpone(policy: Unique, view: View, updated: Job) -> Job:
     """Return a debounced job with its run time moved, up to the cap that its first request set."""
     if updated.state is State.RETRYABLE or (policy.wait is None and "time" not in policy.fields):
         return updated
-    run_at = updated.run_at if policy.wait is None else debounced(policy, view.now, updated.latest_at)
+    run_at = updated.run_at if policy.wait is None else next_quiet_time(policy, view.now, updated.latest_at)
     state = updated.state if updated.state is State.PENDING else due(run_at, view.now)
     return alter(updated, run_at=run_at, state=state)
 
@@ -492,11 +492,11 @@ def keep_place(job: Job, policy: Unique, view: View, standing: Job) -> Job:
         latest_at=standing.latest_at,
         traits=job.traits | standing.traits & Trait.TRAILING,
     )
-    moved = postponed(policy, view, alter(moved, **renamed(policy, job)))
+    moved = postpone(policy, view, alter(moved, **take_fields(policy, job)))
     return alter(moved, state=ready(moved, view.now))
 
 
-def renamed(policy: Unique, newer: Job) -> dict[str, Any]:
+def take_fields(policy: Unique, newer: Job) -> dict[str, Any]:
     """Return the fields that an update takes from the request besides its payload."""
     taken: dict[str, Any] = {}
     if "queue" in policy.fields:
@@ -526,14 +526,14 @@ def bump(request: Request, view: View, standing: Job) -> Job | None:
     return raised if changed and (raised.priority > standing.priority or standing.run_at > view.now) else None
 
 
-def merged(older: Job, newer: Job, policy: Unique | None) -> Job:
+def merge_payloads(older: Job, newer: Job, policy: Unique | None) -> Job:
     """Return the newer job with the older payload merged into its own, if the policy merges."""
     if policy is None or policy.merge is None:
         return newer
     return merge_jobs(older, newer, policy.merge, policy.merge_cap)
 
 
-def marked(
+def mark_newest(
     request: Request, policy: Unique, view: View, job: Job, *, instead_of: Job | None = None
 ) -> Mark | None:
     """Return the mark of the key's newest request, where versions or the order of admission matter."""

@@ -162,10 +162,10 @@ def leave(view: View, ended: Job) -> Changes[Job]:
         updates = (ended,)
     else:
         updates = (free(ended, view.now),)
-    return Changes(updates[0], updates=updates, mark=voided(view.mark, ended))
+    return Changes(updates[0], updates=updates, mark=void_mark(view.mark, ended))
 
 
-def voided(mark: Mark | None, ended: Job) -> Mark | None:
+def void_mark(mark: Mark | None, ended: Job) -> Mark | None:
     """Return the mark that lets the same version be admitted again if its job did not complete."""
     if mark is None or ended.state is State.COMPLETED:
         return None
@@ -183,7 +183,7 @@ def give_way(view: View, job: Job) -> Changes[Job]:
     return leave(view, ended)
 
 
-def remembered(job: Job, view: View) -> bool:
+def is_remembered(job: Job, view: View) -> bool:
     """Return whether the key's mark still needs this job."""
     if view.mark is None or view.mark.job != job.id or job.finished_at is None:
         return False

@@ -16,12 +16,12 @@ from onejob.core.holds import (
     free,
     hold,
     holding,
+    is_remembered,
     leave,
     phase,
     promote,
-    remembered,
     too_late,
-    voided,
+    void_mark,
     waits_behind,
 )
 from onejob.core.job import UNSTARTED, Job, Mark, State, Trait, alter
@@ -57,7 +57,7 @@ def cancel_both(view: View, reason: str) -> Changes[Cancelled | None]:
     """Cancel a job together with its successor."""
     assert view.successor is not None  # waits_behind() says so
     behind = finish(view.successor, State.CANCELLED, view.now, reason=reason, stand=None)
-    mark = voided(view.mark, behind)
+    mark = void_mark(view.mark, behind)
     first = cancel(msgspec.structs.replace(view, successor=None, mark=mark or view.mark), reason=reason)
     assert first.answer is not None  # there is a job
     answer = Cancelled(first.answer.job, behind)
@@ -155,7 +155,7 @@ def prune(view: View) -> Changes[Pruning | None]:
     job = view.job
     if job is None or not job.is_terminal or job.kept_until is None or job.kept_until > view.now:
         return NO_CHANGES
-    if not holding(job, view.now) and not remembered(job, view):
+    if not holding(job, view.now) and not is_remembered(job, view):
         return Changes("deleted", deletes=(job.id,), mark=forgotten(view, job))
     if job.is_tombstone:
         return Changes(None, updates=(alter(job, kept_until=needed_until(job, view)),))
@@ -177,7 +177,7 @@ def needed_until(job: Job, view: View) -> datetime | None:
     if held and job.holds_until is None:
         return None
     times = [job.holds_until] if held and job.holds_until else []
-    if remembered(job, view) and job.finished_at is not None:
+    if is_remembered(job, view) and job.finished_at is not None:
         times.append(job.finished_at + MARK_AGE)
     return max(times, default=view.now)
 

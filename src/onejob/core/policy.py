@@ -111,7 +111,7 @@ DUPLICATE_OF_RUNNING: dict[OnActive, str] = {
 """What a duplicate does, in the words of `describe`."""
 
 
-def _filled(more: Mapping[str, Any], **preset: Any) -> dict[str, Any]:
+def _fill_preset(more: Mapping[str, Any], **preset: Any) -> dict[str, Any]:
     """Return the fields of a preset; what the caller gives wins."""
     return {**preset, **more}
 
@@ -210,7 +210,7 @@ class Unique:
         Examples:
             >>> @app.task(unique=Unique.until_executing("customer_id"))
         """
-        return cls(**_filled(more, by=by, until="start"))
+        return cls(**_fill_preset(more, by=by, until="start"))
 
     @classmethod
     def until_executed(cls, by: By = None, **more: Unpack[Further]) -> Self:
@@ -223,7 +223,7 @@ class Unique:
         Examples:
             >>> @app.task(unique=Unique.until_executed("customer_id"))
         """
-        return cls(**_filled(more, by=by, until="finish"))
+        return cls(**_fill_preset(more, by=by, until="finish"))
 
     @classmethod
     def throttle(cls, every: Duration, edges: Edges = "first", **more: Unpack[Throttled]) -> Self:
@@ -242,7 +242,7 @@ class Unique:
         """
         if "within" in more:
             raise InvalidPolicy("throttle(every) is the window already: leave within= out.")
-        return cls(**_filled(more, until="forever", within=every, edges=edges))
+        return cls(**_fill_preset(more, until="forever", within=every, edges=edges))
 
     @classmethod
     def debounce(cls, wait: Duration, max_wait: Duration | None = None, **more: Unpack[Debounced]) -> Self:
@@ -256,7 +256,7 @@ class Unique:
         Examples:
             >>> @app.task(unique=Unique.debounce("5s", "30s", by="document"))
         """
-        return cls(**_filled(more, on_conflict="update", wait=wait, max_wait=max_wait))
+        return cls(**_fill_preset(more, on_conflict="update", wait=wait, max_wait=max_wait))
 
     @classmethod
     def latest(cls, by: str | Sequence[str], version: str, **more: Unpack[Versioned]) -> Self:
@@ -270,7 +270,7 @@ class Unique:
         Examples:
             >>> @app.task(unique=Unique.latest("entry_id", "revision"))
         """
-        return cls(**_filled(more, by=by, version=version, on_conflict="update"))
+        return cls(**_fill_preset(more, by=by, version=version, on_conflict="update"))
 
     @classmethod
     def coalesce(cls, by: By = None, **more: Unpack[Further]) -> Self:
@@ -283,7 +283,7 @@ class Unique:
         Examples:
             >>> @app.task(unique=Unique.coalesce("site"))
         """
-        return cls(**_filled(more, by=by, on_conflict="update", on_active="rerun"))
+        return cls(**_fill_preset(more, by=by, on_conflict="update", on_active="rerun"))
 
     @classmethod
     def once(cls, by: By = None, **more: Unpack[Further]) -> Self:
@@ -296,7 +296,7 @@ class Unique:
         Examples:
             >>> @app.task(unique=Unique.once("user_id"))
         """
-        return cls(**_filled(more, by=by, until="failure"))
+        return cls(**_fill_preset(more, by=by, until="failure"))
 
     @classmethod
     def singleton(cls, **more: Unpack[Further]) -> Self:
@@ -308,7 +308,7 @@ class Unique:
         Examples:
             >>> @app.task(unique=Unique.singleton())
         """
-        return cls(**_filled(more, by=()))
+        return cls(**_fill_preset(more, by=()))
 
     # What the policy means to a job.
 

@@ -25,7 +25,7 @@ from onejob.core.holds import (
     ready,
     supersede,
     too_late,
-    voided,
+    void_mark,
     waits_behind,
 )
 from onejob.core.job import EXPIRED, UNSTARTED, Job, State, Trait, alter
@@ -159,14 +159,14 @@ def settle(
     """
     job = view.job
     if job is None or not owned(job, token):
-        return Changes(repeated(job, token, result))
+        return Changes(recall_settled(job, token, result))
     job = job if progress is None else alter(job, progress=progress)
     changes = _settle(view, job, result, merge)
     continuation = changes.inserts[0] if changes.inserts else None
     return answering(changes, Settled(changes.answer, continuation))
 
 
-def repeated(job: Job | None, token: int, result: Result) -> Settled | None:
+def recall_settled(job: Job | None, token: int, result: Result) -> Settled | None:
     """Return what this token's own settle has written before; None if the lease was lost."""
     if job is None or job.token != token or job.state is State.ACTIVE or was_taken_back(job):
         return None
@@ -267,7 +267,7 @@ def retry_or_yield(view: View, failed: Job, run_at: datetime, merge: Merge | Non
         return Changes(retried, updates=(retried,))
     ended = supersede(failed, successor.id, view.now)
     promoted = promote(inherit(successor, failed), view.now, not_before=run_at)
-    return Changes(ended, updates=(ended, promoted), mark=voided(view.mark, ended))
+    return Changes(ended, updates=(ended, promoted), mark=void_mark(view.mark, ended))
 
 
 def absorb(failed: Job, successor: Job, merge: Merge | None) -> Job:

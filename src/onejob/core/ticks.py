@@ -78,14 +78,14 @@ def begin(view: View, *, key: bytes, at: datetime | None = None) -> Changes[Tick
     """Start a schedule that has not started: now, or at the tick that it reached in another store."""
     if view.mark is not None:
         return NO_CHANGES
-    return Changes(Ticked(), mark=marked(view, key, at or view.now))
+    return Changes(Ticked(), mark=mark_tick(view, key, at or view.now))
 
 
 def reset(view: View, *, key: bytes) -> Changes[Ticked]:
     """Continue a schedule from now; earlier ticks do not count as missed."""
     last = last_tick(view.mark)
     at = view.now if last is None else max(view.now, last)
-    return Changes(Ticked(), mark=marked(view, key, at))
+    return Changes(Ticked(), mark=mark_tick(view, key, at))
 
 
 def end(view: View) -> Changes[None]:
@@ -101,7 +101,7 @@ def tick(view: View, *, key: bytes, one: Tick, request: Request | None) -> Chang
     """
     if last_tick(view.mark) != one.since:
         return NO_CHANGES
-    mark = marked(view, key, one.at)
+    mark = mark_tick(view, key, one.at)
     if request is None:
         return Changes(Ticked(), mark=mark)
     changes = admit(request, view) if request.policy is None else decide(known(request, view), view)
@@ -116,7 +116,7 @@ def for_tick(job: Job, request: Request) -> Job:
     return alter(job, meta=request.job.meta, traits=job.traits & ~Trait.NEWEST_WINS)
 
 
-def marked(view: View, key: bytes, at: datetime) -> Mark:
+def mark_tick(view: View, key: bytes, at: datetime) -> Mark:
     """Return the mark of a tick; it is void, so that no job gives way to it."""
     version = (at - EPOCH) // timedelta.resolution
     return Mark(key, version, SCHEDULE, void=True, touched_at=view.now)

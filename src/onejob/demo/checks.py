@@ -56,6 +56,6 @@ def all_faults(lines: Sequence[Line]) -> list[str]:
     return [fault for line in lines for fault in faults(line)] or faults(total(lines))
 
 
-def unfinished(scenario: str, seconds: float) -> Line:
+def report_unfinished(scenario: str, seconds: float) -> Line:
     """Return the line of a scenario that did not end."""
     return Line(scenario, 0, 0, 0, 0, 0, [(f"it ended within {seconds:g} s", False)])

@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any
 
 from onejob import App
-from onejob.demo.checks import Line, all_faults, total, unfinished
+from onejob.demo.checks import Line, all_faults, report_unfinished, total
 from onejob.demo.scenarios import SCENARIOS, Scenario
 from onejob.demo.scene import TIME_LIMIT, Scene
 from onejob.demo.screen import Screen
@@ -83,7 +83,7 @@ async def perform(scenario: Scenario, scene: Scene) -> Line:
     try:
         return await scene.line(await scenario(scene))
     except TimeoutError:
-        return unfinished(scene.name, TIME_LIMIT)
+        return report_unfinished(scene.name, TIME_LIMIT)
 
 
 @contextmanager

@@ -61,7 +61,7 @@ class Screen:
         for line in lines:
             mark = self._paint("32", "  ✓") if line.is_true else self._paint("31", "  ✗")
             self.say(
-                f"{line.scenario:<18}{spaced(line.requests):>10}{line.ran:>6}{line.absorbed:>10}{line.lost:>6}{mark}"
+                f"{line.scenario:<18}{space_thousands(line.requests):>10}{line.ran:>6}{line.absorbed:>10}{line.lost:>6}{mark}"
             )
         summary = sentence(total(lines))
         self.say()
@@ -74,11 +74,11 @@ class Screen:
 def sentence(line: Line) -> str:
     """Return a line's numbers in a sentence."""
     return (
-        f"{spaced(line.requests)} requests · {spaced(line.ran)} ran · "
-        f"{spaced(line.absorbed)} absorbed · {spaced(line.lost)} lost"
+        f"{space_thousands(line.requests)} requests · {space_thousands(line.ran)} ran · "
+        f"{space_thousands(line.absorbed)} absorbed · {space_thousands(line.lost)} lost"
     )
 
 
-def spaced(number: int) -> str:
+def space_thousands(number: int) -> str:
     """Return a number with a space between thousands."""
     return f"{number:,}".replace(",", " ")

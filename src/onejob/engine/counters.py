@@ -245,11 +245,11 @@ def _write_all() -> None:
     lost = sum((one.unwritten for one in counters), Counter[Entry]())
     if lost:
         log.warning(
-            "the process ends and the store does not answer; not counted as absorbed: %s", listed(lost)
+            "the process ends and the store does not answer; not counted as absorbed: %s", write_counts(lost)
         )
 
 
-def listed(counts: Counter[Entry]) -> str:
+def write_counts(counts: Counter[Entry]) -> str:
     """Return sums by task and outcome as text."""
     sums: Counter[tuple[str, str]] = Counter()
     for (_, task, outcome, _), number in counts.items():

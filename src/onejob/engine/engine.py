@@ -85,11 +85,11 @@ class Engine:
 
     async def apply(self, steps: Sequence[Step[T]], connection: Any = None) -> list[T | OnejobError]:
         """Apply steps and do their follow-up work; with `connection`, inside the caller's transaction."""
-        return await self._apply(self._confined(steps), NONE, connection)
+        return await self._apply(self._confine(steps), NONE, connection)
 
     def apply_sync(self, steps: Sequence[Step[T]], connection: Any = None) -> list[T | OnejobError]:
         """Blocking variant of `apply`."""
-        return self._apply_sync(self._confined(steps), NONE, connection)
+        return self._apply_sync(self._confine(steps), NONE, connection)
 
     async def _apply(self, asked: Sequence[Step[Any]], own: Mapping[str, Job], connection: Any) -> list[Any]:
         answers = await self._write(asked, own, connection)
@@ -100,7 +100,7 @@ class Engine:
                 await self.hooks.fire(found, connection)
         return answers
 
-    def _confined(self, steps: Sequence[Step[Any]]) -> list[Step[Any]]:
+    def _confine(self, steps: Sequence[Step[Any]]) -> list[Step[Any]]:
         """Return steps that see only this namespace, watched if there are hooks; admissions need neither."""
         self.is_used = True
         confined = [confine(step, self.namespace) for step in steps]
@@ -112,7 +112,7 @@ class Engine:
         else:
             answers = await self.transactions().apply_within(connection, asked)
         if connection is None and all(map(concerns_no_other, asked, answers)):
-            return self._counted(asked, answers)
+            return self._count_absorbed(asked, answers)
         flow = follow_up(asked, answers, self.namespace, own, committed=connection is None)
         return await self.run_flow(flow, connection)
 
@@ -128,11 +128,11 @@ class Engine:
         else:
             answers = self.transactions().apply_within_sync(connection, asked)
         if connection is None and all(map(concerns_no_other, asked, answers)):
-            return self._counted(asked, answers)
+            return self._count_absorbed(asked, answers)
         flow = follow_up(asked, answers, self.namespace, own, committed=connection is None)
         return self.run_flow_sync(flow, connection)
 
-    def _counted(self, steps: Sequence[Step[Any]], answers: list[Any]) -> list[Any]:
+    def _count_absorbed(self, steps: Sequence[Step[Any]], answers: list[Any]) -> list[Any]:
         """Count absorbed requests, which is all the follow-up work of most steps; return the answers."""
         for step, answer in zip(steps, answers, strict=True):
             if answer.outcome is not Outcome.CREATED or answer.shadow is not None:
@@ -145,7 +145,7 @@ class Engine:
         """Apply the steps `after` which capacity is free, start due jobs, and do the follow-up work."""
         if self.hooks.registered:
             return await self._lease_reported(wanted, after)
-        leased = await self.store.lease(wanted, self._confined(after))
+        leased = await self.store.lease(wanted, self._confine(after))
         answers = await self._follow_up(after, leased.answers) if after else []
         return Leased(answers, leased.jobs, leased.next_due)
 
@@ -153,7 +153,7 @@ class Engine:
         """Lease, and call hooks with how runs ended, and which jobs started or ended instead of starting."""
         noted: dict[str, Job] = {}
         watched = replace(wanted, on_end=lambda job: noted.update({job.id: job}))
-        leased = await self.store.lease(watched, self._confined(after))
+        leased = await self.store.lease(watched, self._confine(after))
         answers = await self._follow_up(after, leased.answers) if after else []
         # The store may have decided again and not ended a job after all: what it has written counts.
         found = await self.get(list(noted)) if noted else []

@@ -156,7 +156,7 @@ def events_of(steps: Sequence[Step[Any]], answers: Sequence[Any]) -> list[Event]
         if isinstance(answer, Settled):
             _add_settlement(found, step, answer)
         elif isinstance(answer, Verdict):
-            _add_admission(found, answer, _asked(step, answer))
+            _add_admission(found, answer, _find_requested(step, answer))
         elif isinstance(answer, Ticked) and answer.verdict is not None:
             _add_admission(found, answer.verdict, answer.verdict.job)
         if isinstance(step.act, WatchedAct) and not isinstance(answer, Exception):
@@ -164,7 +164,7 @@ def events_of(steps: Sequence[Step[Any]], answers: Sequence[Any]) -> list[Event]
     return found
 
 
-def _asked(step: Step[Any], verdict: Verdict) -> Job:
+def _find_requested(step: Step[Any], verdict: Verdict) -> Job:
     """Return the job that a request asked for, or the dead letter that was replayed."""
     if isinstance(step, AdmissionStep):
         return step.request.job

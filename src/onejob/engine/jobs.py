@@ -81,7 +81,7 @@ def rescheduling(ids: Sequence[str], at: datetime | None, delay: timedelta | Non
     return [Step(partial(manual.reschedule, at=at, delay=delay), job_id) for job_id in ids]
 
 
-def rescheduled(ids: Sequence[str], answers: Sequence[Any]) -> list[Job]:
+def read_rescheduled(ids: Sequence[str], answers: Sequence[Any]) -> list[Job]:
     """Return jobs as they are after `rescheduling`; raise UnknownJob, or the first error."""
     for job_id, answer in zip(ids, answers, strict=True):
         if isinstance(answer, OnejobError):

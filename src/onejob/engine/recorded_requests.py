@@ -287,10 +287,10 @@ class RequestRecorder:
             batch = self._batches.get(what)
             if batch is None:
                 batch = self._batches[what] = Batch(what[1])
-            batch.add(recorded(one, self._digests.of_values(list(values.values()))))
+            batch.add(with_digests(one, self._digests.of_values(list(values.values()))))
 
 
-def recorded(waiting: Waiting, digests: tuple[str, ...]) -> RecordedRequest:
+def with_digests(waiting: Waiting, digests: tuple[str, ...]) -> RecordedRequest:
     """Return a request with its digests, as it is stored."""
     job = waiting.job
     return RecordedRequest(

@@ -65,7 +65,7 @@ async def prune(engine: Engine, *, dry_run: bool = False, report: Report = lambd
     total = Pruned()
     async for batch in prunable(engine):
         begun = perf_counter()
-        jobs = await unneeded(engine, batch)
+        jobs = await find_unneeded(engine, batch)
         total += await (foresee(engine, jobs) if dry_run else prune_jobs(engine, jobs))
         report(total)
         await asyncio.sleep(min(PAUSE * (perf_counter() - begun), LONGEST_PAUSE))
@@ -87,7 +87,7 @@ async def prunable(engine: Engine) -> AsyncIterator[list[Job]]:
         after = (last.kept_until, last.id)
 
 
-async def unneeded(engine: Engine, jobs: list[Job]) -> list[Job]:
+async def find_unneeded(engine: Engine, jobs: list[Job]) -> list[Job]:
     """Return the jobs whose result no waiting job will still read."""
     chains = [job.chain_id for job in jobs if job.traits & Trait.AWAITED]
     query = Awaiting(namespace=engine.namespace, chains=chains, limit=ALL)
@@ -99,7 +99,7 @@ async def unneeded(engine: Engine, jobs: list[Job]) -> list[Job]:
 async def prune_jobs(engine: Engine, jobs: Sequence[Job]) -> Pruned:
     """Prune jobs in one write."""
     answers = await engine.apply([Step(manual.prune, job.id) for job in jobs])
-    return counted(answers)
+    return sum_pruned(answers)
 
 
 async def foresee(engine: Engine, jobs: Sequence[Job]) -> Pruned:
@@ -108,10 +108,10 @@ async def foresee(engine: Engine, jobs: Sequence[Job]) -> Pruned:
     for job in jobs:
         view = View(now) if job.key is None else await engine.look(job.key)
         answers.append(manual.prune(msgspec.structs.replace(view, job=job)).answer)
-    return counted(answers)
+    return sum_pruned(answers)
 
 
-def counted(answers: Sequence[object]) -> Pruned:
+def sum_pruned(answers: Sequence[object]) -> Pruned:
     """Return the sum of pruning steps."""
     return Pruned(
         len(answers),

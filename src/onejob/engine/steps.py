@@ -35,7 +35,7 @@ def admission_step(request: Request, sealer: Sealer | None = None) -> AdmissionS
     """Return the step that decides about a request; the job that gets its payload seals it."""
     marks = request.policy is not None and request.policy.marks
     queue = None if request.max_depth is None else (request.job.namespace, request.job.queue)
-    act = sealed(partial(decide, request), sealer)
+    act = seal_writes(partial(decide, request), sealer)
     return AdmissionStep(act=act, key=request.job.key, marks=marks, queue=queue, request=request)
 
 
@@ -49,11 +49,11 @@ def tick_step(
     sealer: Sealer | None = None,
 ) -> TickStep:
     """Return the step that makes a schedule's tick."""
-    act = sealed(partial(ticks.tick, key=key, one=one, request=request), sealer)
+    act = seal_writes(partial(ticks.tick, key=key, one=one, request=request), sealer)
     return TickStep(act=act, key=key, tick=one, task=task, counter=counter)
 
 
-def sealed(act: Callable[[View], Changes[T]], sealer: Sealer | None) -> Callable[[View], Changes[T]]:
+def seal_writes(act: Callable[[View], Changes[T]], sealer: Sealer | None) -> Callable[[View], Changes[T]]:
     """Return an act that seals the arguments that it writes, if there is a sealer."""
     return act if sealer is None else partial(act_sealed, act, sealer)
 

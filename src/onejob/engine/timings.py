@@ -61,18 +61,18 @@ class Recorder:
     def start(self, job: Job) -> None:
         """Count how long a job that has just started had been due."""
         started_at = job.started_at
-        if started_at is None or (measured := self._measured(job, started_at)) is None:
+        if started_at is None or (measured := self._measure(job, started_at)) is None:
             return
         bucket = bucket_of((started_at - job.due_since).total_seconds())
         measured.waits[bucket] = measured.waits.get(bucket, 0) + 1
 
     def end(self, job: Job, seconds: float, now: datetime) -> None:
         """Count how long a run took that has ended by now."""
-        if (measured := self._measured(job, now)) is not None:
+        if (measured := self._measure(job, now)) is not None:
             bucket = bucket_of(seconds)
             measured.runs[bucket] = measured.runs.get(bucket, 0) + 1
 
-    def _measured(self, job: Job, now: datetime) -> Measured | None:
+    def _measure(self, job: Job, now: datetime) -> Measured | None:
         if now >= self._ends:
             self._begin(now.replace(second=0, microsecond=0))
         self._changed.add(self._minute)

@@ -90,7 +90,7 @@ def answering(tool: Callable[P, Awaitable[Document]]) -> Callable[P, Awaitable[D
         from mcp.server.mcpserver.exceptions import ToolError
 
         try:
-            document: Document = bounded(await tool(*args, **kwargs))
+            document: Document = cut_long(await tool(*args, **kwargs))
         except OnejobError as error:
             raise ToolError(str(error)) from error
         return document
@@ -229,15 +229,15 @@ def hidden(value: Any) -> Any:
     return value if value is None else HIDDEN
 
 
-def bounded(value: Any) -> Any:
+def cut_long(value: Any) -> Any:
     """Return JSON values with long texts and long lists cut."""
     match value:
         case str():
             return value if len(value) <= LONGEST else f"{value[:LONGEST]}…"
         case Mapping():
-            return {name: bounded(inner) for name, inner in value.items()}
+            return {name: cut_long(inner) for name, inner in value.items()}
         case list() | tuple():
-            return [bounded(inner) for inner in value[:MOST]]
+            return [cut_long(inner) for inner in value[:MOST]]
         case _:
             return value
 

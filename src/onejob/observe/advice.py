@@ -217,7 +217,7 @@ class About:
         names = varying(history, history.values_of(chosen), others, least=1)
         if not names:
             return []
-        return [f"Those requests differ in {listed(names)}: with one key, the newest of them runs."]
+        return [f"Those requests differ in {list_names(names)}: with one key, the newest of them runs."]
 
     # ── tasks with a key ──────────────────────────────────────────────────────────────────────────
 
@@ -226,7 +226,7 @@ class About:
         history = self.history
         if len({one.key for one in history.requests}) < history.total:
             return
-        if self.every and self.repeated(self.every):
+        if self.every and self.has_repeats(self.every):
             yield self.alone(
                 "Their arguments repeat, so key= or meta= brings in what differs each time.", self.every
             )
@@ -234,13 +234,13 @@ class About:
         for left in self.every:
             rest = [at for at in self.every if at != left]
             each_time = history.distinct([left]) >= EACH_TIME * history.total
-            if each_time and self.is_part(left) and self.is_identity(rest) and self.repeated(rest):
+            if each_time and self.is_part(left) and self.is_identity(rest) and self.has_repeats(rest):
                 name = history.arguments[left]
                 yield self.alone(
                     f"{name} differs each time, as a time or a random id does; the others repeat.", rest
                 )
 
-    def repeated(self, chosen: Sequence[int]) -> bool:
+    def has_repeats(self, chosen: Sequence[int]) -> bool:
         """Return whether some arguments together have values that repeat."""
         history = self.history.sample(chosen)
         return history.total - history.distinct(chosen) >= max(REPEATING * history.total, 1)
@@ -273,7 +273,7 @@ class About:
             return
         first = (
             f"{percent(absorbed, history.total)} of {self.jobs(history)} matched a key that was held, and "
-            f"they differ in {listed(names)}: the key may be too coarse."
+            f"they differ in {list_names(names)}: the key may be too coarse."
         )
         yield self.say("always-matches", [first, *self.finer(names)], "", absorbed)
 
@@ -439,7 +439,7 @@ def written_by(by: str | list[str] | None, arguments: Sequence[str]) -> str:
     return f"by={names_of(arguments if by is None else by)}"
 
 
-def listed(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Return names as a part of a sentence."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 

@@ -24,12 +24,12 @@ async def examine(engine: Engine, registry: Registry) -> list[Finding]:
     unique_tasks = {name for name, task in registry.tasks.items() if task.unique is not None}
     findings = await store.examine()
     try:
-        findings.insert(0, declared(store.guarantees))
+        findings.insert(0, report_guarantees(store.guarantees))
         schema = store.schema()
         if schema.found == schema.known:
-            findings += [await stranded(store, namespace), await overstayed(store, namespace)]
-            findings += [await disowned(store, namespace, unique_tasks)] if registry.tasks else []
-            findings += await unserved(engine, registry)
+            findings += [await count_stranded(store, namespace), await count_overstayed(store, namespace)]
+            findings += [await count_disowned(store, namespace, unique_tasks)] if registry.tasks else []
+            findings += await report_unserved(engine, registry)
             findings += await secrets(engine) if registry.tasks else []
     except OnejobError as error:
         findings.append(
@@ -38,7 +38,7 @@ async def examine(engine: Engine, registry: Registry) -> list[Finding]:
     return findings
 
 
-def declared(guarantees: Guarantees) -> Finding:
+def report_guarantees(guarantees: Guarantees) -> Finding:
     """Return what the store declares."""
     message = (
         f"{guarantees.store}: {guarantees.strength} uniqueness among {guarantees.scope}; "
@@ -47,7 +47,7 @@ def declared(guarantees: Guarantees) -> Finding:
     return Finding("guarantees", "ok", message)
 
 
-async def stranded(store: FullStore, namespace: str) -> Finding:
+async def count_stranded(store: FullStore, namespace: str) -> Finding:
     """Count successors whose predecessor is gone; there must be none."""
     found = await store.find(Stranded(namespace=namespace, limit=LOOKED_AT))
     if not found:
@@ -58,7 +58,7 @@ async def stranded(store: FullStore, namespace: str) -> Finding:
     )
 
 
-async def overstayed(store: FullStore, namespace: str) -> Finding:
+async def count_overstayed(store: FullStore, namespace: str) -> Finding:
     """Count ended jobs that kept a key although their policy releases it; there must be none."""
     found = await store.find(Listed(namespace=namespace, states=TERMINAL, held=True, limit=LOOKED_AT))
     wrong = [job for job in found if not holding(job, store.now()) and not lapsed(job, store.now())]
@@ -69,7 +69,7 @@ async def overstayed(store: FullStore, namespace: str) -> Finding:
     return Finding("holds", "fail", message, advice)
 
 
-async def disowned(store: FullStore, namespace: str, unique_tasks: Collection[str]) -> Finding:
+async def count_disowned(store: FullStore, namespace: str, unique_tasks: Collection[str]) -> Finding:
     """Count holds of tasks that are not registered, or not unique any more."""
     found = await store.find(Listed(namespace=namespace, held=True, limit=LOOKED_AT))
     left = [job for job in found if job.task not in unique_tasks and holding(job, store.now())]
@@ -82,7 +82,7 @@ async def disowned(store: FullStore, namespace: str, unique_tasks: Collection[st
     )
 
 
-async def unserved(engine: Engine, registry: Registry) -> list[Finding]:
+async def report_unserved(engine: Engine, registry: Registry) -> list[Finding]:
     """Report due jobs whose task neither this app nor a live worker has."""
     now = engine.store.now()
     alive = [worker for worker in await read_workers(engine) if worker.is_alive(now)]

@@ -149,7 +149,7 @@ async def read_recent(
     position, now = engine.store.position(), engine.store.now()
     look = Look(engine, filters, memory)
     jobs, entries = await look.jobs(), await look.entries()
-    served = await look.served(jobs, entries)
+    served = await look.find_serving(jobs, entries)
     found = [
         *(event for job in jobs.values() for event in events_of(job, memory.jobs.get(job.id), memory.floor)),
         *(duplicate(read_entry(one), served) for one in entries),
@@ -180,7 +180,7 @@ class Look:
         running = await find(Expired(namespace=namespace, by=ALWAYS, limit=MOST))
         found |= {job.id: job for job in running}
         for state in TERMINAL:
-            found |= {job.id: job for job in await self._ended(state)}
+            found |= {job.id: job for job in await self._find_ended(state)}
         waiting = [
             job_id
             for job_id, seen in reversed(list(self._memory.jobs.items()))
@@ -204,7 +204,7 @@ class Look:
         self.is_complete = False
         return found
 
-    async def _ended(self, state: State) -> list[Job]:
+    async def _find_ended(self, state: State) -> list[Job]:
         """Return the jobs that ended last in a state, back to those that an earlier look has seen ended."""
         found: list[Job] = []
         limit = self._first
@@ -244,7 +244,7 @@ class Look:
         floor = self._memory.floor
         return entry.id not in self._memory.entries and (floor is None or entry.at > floor)
 
-    async def served(self, jobs: Mapping[str, Job], entries: Iterable[Observation]) -> dict[str, Job]:
+    async def find_serving(self, jobs: Mapping[str, Job], entries: Iterable[Observation]) -> dict[str, Job]:
         """Return the jobs that serve absorbed requests, by id; they say in which queue that is."""
         ids = {read_entry(one).job for one in entries}
         further = await self._engine.get(sorted(ids - jobs.keys())) if ids - jobs.keys() else []

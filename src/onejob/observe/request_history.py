@@ -32,7 +32,7 @@ async def read_history(engine: Engine, task: str, since: datetime) -> History | 
     if not requests:
         return None
     threshold = min(row.threshold for row in rows)
-    while (kept := sampled(requests, threshold)) and len(kept) > LOOKED_AT:
+    while (kept := sample_requests(requests, threshold)) and len(kept) > LOOKED_AT:
         threshold //= 2
     runs = await read_runs(engine, [one.job for one in kept if one.job])
     ordered = sorted(kept, key=lambda one: one.at)
@@ -47,7 +47,7 @@ def comparable(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if (row.salt, row.arguments) == most]
 
 
-def sampled(requests: Sequence[RecordedRequest], threshold: int) -> list[RecordedRequest]:
+def sample_requests(requests: Sequence[RecordedRequest], threshold: int) -> list[RecordedRequest]:
     """Return the requests that have a digest below a threshold."""
     return [one for one in requests if one.lowest < threshold]
 
@@ -68,10 +68,10 @@ async def read_runs(engine: Engine, ids: Sequence[str]) -> dict[str, Run]:
                 heirs[job_id] = first.superseded_by
             else:
                 found[job_id] = run_of(first, last)
-    return found | inherited(heirs, found)
+    return found | inherit_runs(heirs, found)
 
 
-def inherited(heirs: Mapping[str, str], runs: Mapping[str, Run]) -> dict[str, Run]:
+def inherit_runs(heirs: Mapping[str, str], runs: Mapping[str, Run]) -> dict[str, Run]:
     """Return the runs of the jobs that took the place of others, by the others' ids."""
     found: dict[str, Run] = {}
     for job_id, heir in heirs.items():

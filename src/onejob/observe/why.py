@@ -115,11 +115,11 @@ async def count_absorbed(engine: Engine, jobs: Collection[str]) -> dict[str, Abs
     for one in await engine.store.tallies(engine.namespace) if jobs else []:
         if one.job_id in jobs and one.first_at is not None and one.last_at is not None:
             now = AbsorbedCount(one.count, one.first_at, one.last_at)
-            found[one.job_id] = joined(found[one.job_id], now) if one.job_id in found else now
+            found[one.job_id] = add_counts(found[one.job_id], now) if one.job_id in found else now
     return found
 
 
-def joined(one: AbsorbedCount, other: AbsorbedCount) -> AbsorbedCount:
+def add_counts(one: AbsorbedCount, other: AbsorbedCount) -> AbsorbedCount:
     """Return the sum of two counts."""
     first, last = min(one.first_at, other.first_at), max(one.last_at, other.last_at)
     return AbsorbedCount(one.count + other.count, first, last)
@@ -139,7 +139,7 @@ def past(
         return []
     newest = entries[0]
     if counted:
-        sums = reduce(joined, counted.values())
+        sums = reduce(add_counts, counted.values())
         total, began = sums.count, sums.first_at
     else:
         total, began = sum(entry.times for entry in entries), entries[-1].at

@@ -87,12 +87,12 @@ class MemoryStore:
         with self._lock:
             answers = [self._run(step) for step in after]
             now = self.now()
-            for job in self._timed(wanted):
+            for job in self._find_timed(wanted):
                 self._rows.run(Step(mature, job.id), now, _ignore)
             started = self._start_best(wanted, now)
             due = None
             if len(started) < wanted.total:
-                timed = min((job.run_at for job in self._timed(wanted)), default=None)
+                timed = min((job.run_at for job in self._find_timed(wanted)), default=None)
                 due = next_due(wanted, self._load(wanted), now, timed)
         if after:
             self._wakeup.notify()
@@ -140,7 +140,7 @@ class MemoryStore:
         with self._lock:
             return [at for at in self._starts[namespace, queue] if at > since]
 
-    def _timed(self, wanted: Lease) -> list[Job]:
+    def _find_timed(self, wanted: Lease) -> list[Job]:
         return self._select(lambda job: job.state in TIMED and job.namespace == wanted.namespace)
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
@@ -249,7 +249,7 @@ class MemoryStore:
             for one in observations:
                 self._observations[one.namespace, one.kind, one.id] = one
             for namespace, kind, subject in {(one.namespace, one.kind, one.subject) for one in observations}:
-                self._drop(self._observed(namespace, kind, subject)[most:])
+                self._drop(self._find_observations(namespace, kind, subject)[most:])
 
     async def observations(
         self, namespace: str, kind: str, *, subject: str | None = None, limit: int = 100
@@ -262,15 +262,15 @@ class MemoryStore:
     ) -> list[Observation]:
         """Return observations, newest first."""
         with self._lock:
-            return self._observed(namespace, kind, subject)[:limit]
+            return self._find_observations(namespace, kind, subject)[:limit]
 
     async def forget(self, namespace: str, kind: str, *, before: datetime, most: int) -> int:
         """Remove old observations, and those beyond the newest."""
         with self._lock:
-            found = self._observed(namespace, kind)
+            found = self._find_observations(namespace, kind)
             return self._drop([*found[most:], *(one for one in found[:most] if one.at < before)])
 
-    def _observed(self, namespace: str, kind: str, subject: str | None = None) -> list[Observation]:
+    def _find_observations(self, namespace: str, kind: str, subject: str | None = None) -> list[Observation]:
         found = [
             one
             for one in self._observations.values()

@@ -96,10 +96,10 @@ class Chain(Generic[R]):
             TimeoutError: The chain did not end in time.
         """
         async with within(timeout, self._engine, self._registry, [await self._whole_id()]):
-            tail = await self._ended()
+            tail = await self._wait_for_end()
         return cast("R", result_of(self._engine, tail, self._registry.returns(tail.task)))
 
-    async def _ended(self) -> Job:
+    async def _wait_for_end(self) -> Job:
         chain_id, pause = self.id, FIRST_LOOK
         while True:
             seen = self._engine.store.position()

@@ -41,7 +41,7 @@ _read_calls = msgspec.json.Decoder(list[StoredCall]).decode
 _read_arguments = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def completed(engine: Engine, job: Job, value: object, chosen: Job | None) -> Completed:
+def complete_run(engine: Engine, job: Job, value: object, chosen: Job | None) -> Completed:
     """Return the result of a run that returned: its value, and the next job of its chain.
 
     Args:

@@ -47,7 +47,7 @@ class Finished:
         return f"<Finished {self.job.chain_id} {self.job.state}>"
 
 
-def finished(engine: Engine, registry: Registry, tails: Sequence[Job]) -> tuple[Finished, ...]:
+def read_finished(engine: Engine, registry: Registry, tails: Sequence[Job]) -> tuple[Finished, ...]:
     """Return ended chains by their last jobs, with the types that their tasks return."""
     return tuple(Finished(engine, tail, registry.returns(tail.task)) for tail in tails)
 

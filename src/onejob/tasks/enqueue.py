@@ -16,7 +16,7 @@ from onejob.tasks.request import RequestBuilder
 async def enqueue(builder: RequestBuilder, request: Request) -> Admission[Any]:
     """Admit one request; raise the error that a rejected one means."""
     [verdict] = await builder.engine.admit([request], builder.options.connection, builder.at_hand)
-    return admitted(builder, verdict)
+    return answer_request(builder, verdict)
 
 
 def enqueue_sync(builder: RequestBuilder, request: Request) -> Admission[Any]:
@@ -24,10 +24,10 @@ def enqueue_sync(builder: RequestBuilder, request: Request) -> Admission[Any]:
     if builder.options.connection is None:
         refuse_running_loop("Task.enqueue")
     [verdict] = builder.engine.admit_sync([request], builder.options.connection, builder.at_hand)
-    return admitted(builder, verdict)
+    return answer_request(builder, verdict)
 
 
-def admitted(builder: RequestBuilder, verdict: Verdict | OnejobError) -> Admission[Any]:
+def answer_request(builder: RequestBuilder, verdict: Verdict | OnejobError) -> Admission[Any]:
     """Return the admission of a verdict; raise an error, or the error that a rejected request means."""
     admission = admission_of(builder, verdict)
     if admission.outcome is Outcome.REJECTED:

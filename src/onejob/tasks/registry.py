@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from onejob.core.decide import merged
+from onejob.core.decide import merge_payloads
 from onejob.core.job import Job
 from onejob.core.leasing import Queue
 from onejob.core.runs import Merge
@@ -82,4 +82,4 @@ class Registry:
         task = self.tasks.get(newer.task)
         if task is None or task.unique is None or task.unique.merge is None:
             raise MergeFailed(f"{newer.task} was enqueued with a merge that is not the task's own.")
-        return merged(older, newer, task.unique)
+        return merge_payloads(older, newer, task.unique)

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from onejob.core import key
-from onejob.core.blockers import awaited, named
+from onejob.core.blockers import begin_arrivals, encode_chains
 from onejob.core.decide import Request
 from onejob.core.durations import duration
 from onejob.core.fluent import policy_of
@@ -163,8 +163,8 @@ class RequestBuilder:
                 else duration(options.timeout).total_seconds(),
                 "traits": WITH_BLOCKERS[options.on_blocker_failure] | options.traits,
                 "expires_at": options.expires_at,
-                "blockers": named(chains) if chains else None,
-                "arrived": awaited(chains) if chains else None,
+                "blockers": encode_chains(chains) if chains else None,
+                "arrived": begin_arrivals(chains) if chains else None,
             }
         )
 

@@ -26,13 +26,13 @@ def encode_hook(value: Any) -> Any:
         return str(value)
     if hasattr(value, "model_dump"):
         plain = value.model_dump(mode="json", by_alias=True, round_trip=True)
-        if lost := changed(value, type(value).model_validate(plain)):
+        if lost := find_change(value, type(value).model_validate(plain)):
             raise ValueError(f"{type(value).__name__}.{lost} would not come out of JSON as it went in")
         return plain
     raise NotImplementedError(f"{type(value).__name__} has no JSON form")
 
 
-def changed(before: Any, after: Any) -> str | None:
+def find_change(before: Any, after: Any) -> str | None:
     """Return a field of a model that differs: a secret becomes stars, an excluded field its default."""
     fields = type(before).model_fields
     return next((name for name in fields if getattr(before, name) != getattr(after, name)), None)

@@ -57,9 +57,9 @@ class JobStory:
                 attempts = number_of(job.attempt, "attempt")
                 return [f"It completed {self.when(job.finished_at)}, after {attempts}.", *self.holds(job)]
             case State.CANCELLED:
-                return await self.cancelled(job)
+                return await self.explain_cancelled(job)
             case State.DISCARDED:
-                return [self.discarded(job), *errors(job), *self.replayable(job), *self.holds(job)]
+                return [self.explain_discarded(job), *errors(job), *self.replayable(job), *self.holds(job)]
             case _:
                 assert_never(job.state)
 
@@ -113,7 +113,7 @@ class JobStory:
             namespace=self._engine.namespace, states={State.ACTIVE}, queue=job.queue, limit=ACTIVE_AT_MOST
         )
         running = await self._engine.find(query)
-        obstacle = await self.full(job, running) or await self.unserved(job)
+        obstacle = await self.full(job, running) or await self.explain_unserved(job)
         hint = "" if self._registry.tasks else f" {NO_TASKS}"
         if obstacle is not None:
             return f"It is due, but {obstacle}{hint}"
@@ -143,7 +143,7 @@ class JobStory:
             )
         return None
 
-    async def unserved(self, job: Job) -> str | None:
+    async def explain_unserved(self, job: Job) -> str | None:
         """Return that no live worker would start a due job; None if one would."""
         workers = await read_workers(self._engine)
         alive = [worker for worker in workers if worker.is_alive(self._now)]
@@ -175,7 +175,7 @@ class JobStory:
             story.append("It has been asked to stop.")
         return [*story, f"If that worker is dead, another takes the job back {self.when(job.lease_until)}."]
 
-    async def cancelled(self, job: Job) -> list[str]:
+    async def explain_cancelled(self, job: Job) -> list[str]:
         """Return why a job was cancelled, or which job took its work over and the state of that job."""
         if job.superseded_by is None:
             why = "" if job.reason == "cancelled" else f": {job.reason}"
@@ -198,7 +198,7 @@ class JobStory:
             job_id = newer.superseded_by
         return story
 
-    def discarded(self, job: Job) -> str:
+    def explain_discarded(self, job: Job) -> str:
         """Return when and why a job failed for good."""
         if job.reason == "expired":
             return f"It had to start by {self.when(job.expires_at)} and did not, so it was discarded."

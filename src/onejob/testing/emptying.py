@@ -85,7 +85,7 @@ def _remove(view: View) -> Changes[None]:
     if view.job is None:
         return NO_CHANGES
     freed = alter(view.job, stand=None)  # so that stores which index holders forget it, too
-    return Changes(None, updates=(freed,), deletes=(freed.id,), mark=_dropped(view.mark))
+    return Changes(None, updates=(freed,), deletes=(freed.id,), mark=_drop_job(view.mark))
 
 
 async def unmark(store: FullStore, keys: Sequence[bytes]) -> None:
@@ -94,9 +94,9 @@ async def unmark(store: FullStore, keys: Sequence[bytes]) -> None:
 
 
 def _unmark(view: View) -> Changes[None]:
-    return Changes(None, mark=_dropped(view.mark))
+    return Changes(None, mark=_drop_job(view.mark))
 
 
-def _dropped(mark: Mark | None) -> Mark | None:
+def _drop_job(mark: Mark | None) -> Mark | None:
     """Return a mark without a job, which a store drops."""
     return None if mark is None else msgspec.structs.replace(mark, job="", prior_version=None, prior_job=None)

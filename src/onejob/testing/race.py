@@ -81,7 +81,7 @@ async def race(call: Call[Any], n: int, children: Sequence[Process]) -> list[Ans
         try:
             return answer_of(call.enqueue_sync())
         except Duplicate as refusal:
-            return refused(refusal)
+            return read_refusal(refusal)
 
     with ThreadPoolExecutor(max(n // 2, 1)) as pool:
         threads = [loop.run_in_executor(pool, in_thread) for _ in range(n // 2)]
@@ -98,7 +98,7 @@ async def in_task(call: Call[Any]) -> Answer:
     try:
         return answer_of(await call.enqueue())
     except Duplicate as refusal:
-        return refused(refusal)
+        return read_refusal(refusal)
 
 
 def answer_of(admission: Admission[Any]) -> Answer:
@@ -106,7 +106,7 @@ def answer_of(admission: Admission[Any]) -> Answer:
     return Answer(str(admission.outcome), admission.deduplicated, admission.job.id)
 
 
-def refused(refusal: Duplicate) -> Answer:
+def read_refusal(refusal: Duplicate) -> Answer:
     """Return the answer of a request that a policy rejects: it names the job that holds the key."""
     return Answer(str(Outcome.REJECTED), deduplicated=True, job=refusal.admission.job.id)
 
@@ -201,6 +201,6 @@ def enqueue_at_signal() -> None:
     try:
         answer = answer_of(call.enqueue_sync())
     except Duplicate as refusal:
-        answer = refused(refusal)
+        answer = read_refusal(refusal)
     engine.close_sync()  # first, so that its counters are written when the answer is there
     print(msgspec.json.encode(answer).decode(), flush=True)  # noqa: T201 - as above

@@ -28,8 +28,8 @@ from onejob.engine.events import RunStep
 from onejob.engine.log_lines import about
 from onejob.engine.sealing import Sealer, hide, open_args, place_in, unseal
 from onejob.errors import CompletionError, NotCommitted, OnejobError, Superseded, Unsealable
-from onejob.tasks.continuation import completed
-from onejob.tasks.current import Context, Finished, enter, finished
+from onejob.tasks.continuation import complete_run
+from onejob.tasks.current import Context, Finished, enter, read_finished
 from onejob.tasks.declaration import Declaration
 from onejob.tasks.edit import edit_job
 from onejob.tasks.options import Options
@@ -119,7 +119,7 @@ class Attempt:
 
     def show_blockers(self, tails: list[Job]) -> None:
         """Show the handler the chains that the job has waited for, by their last jobs."""
-        self.blockers = finished(self.engine, self.registry, tails)
+        self.blockers = read_finished(self.engine, self.registry, tails)
 
     # ── outcomes ──────────────────────────────────────────────────────────────────────────────────
 
@@ -128,7 +128,7 @@ class Attempt:
         if self.phase == "in doubt":
             raise NotCommitted
         if self.settled is None or self.completion is None:
-            return completed(self.engine, self.job, value, self.continuation)
+            return complete_run(self.engine, self.job, value, self.continuation)
         self._warn_of_dropped(value, self.completion)
         return self.completion
 
@@ -197,7 +197,7 @@ class Attempt:
 
     def completion_step(self) -> Step[Settled | None]:
         """Return the step that completes the job inside a transaction of the run."""
-        self.completion = completed(self.engine, self.job, self.returned, self.continuation)
+        self.completion = complete_run(self.engine, self.job, self.returned, self.continuation)
         return self.settlement(settle_once, self.completion, self.progress)
 
     def await_commit(self) -> None:

@@ -49,7 +49,7 @@ async def living(
         event: Returns the event of the start or the end.
         seconds: Returns how long hooks, and closing, may take at the end.
     """
-    async with opened(lifespan, seconds) as state:
+    async with open_lifespan(lifespan, seconds) as state:
         if hooks.registered:
             await hooks.fire([event("worker_started")])
         try:
@@ -63,7 +63,9 @@ async def living(
 
 
 @contextlib.asynccontextmanager
-async def opened(lifespan: Lifespan | None, seconds: Callable[[], float]) -> AsyncIterator[Mapping[str, Any]]:
+async def open_lifespan(
+    lifespan: Lifespan | None, seconds: Callable[[], float]
+) -> AsyncIterator[Mapping[str, Any]]:
     """Open a lifespan and yield its state; close it at the end, in `seconds()` at most.
 
     An error while it opens is raised: no job can run without it. One while it closes is logged, because the
@@ -114,7 +116,7 @@ class LifespanThread:
 
     async def _live(self, lifespan: Lifespan, seconds: float, state: Future[Mapping[str, Any]]) -> None:
         try:
-            async with opened(lifespan, lambda: seconds) as found:
+            async with open_lifespan(lifespan, lambda: seconds) as found:
                 state.set_result(found)
                 await self._ends.wait()
         except BaseException as error:

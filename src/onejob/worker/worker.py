@@ -333,11 +333,11 @@ class Worker:
         tasks = self._registry.tasks
         free = self._free_processes()
         if free >= capacity:
-            answers, jobs, self._next_due = await self._engine.lease(self._wanted(tasks, capacity), steps)
+            answers, jobs, self._next_due = await self._engine.lease(self._want(tasks, capacity), steps)
             return answers, jobs
         apart = {name for name, task in tasks.items() if task.process}
-        answers, jobs, due = await self._engine.lease(self._wanted(apart, free), steps)
-        wanted = self._wanted(tasks.keys() - apart, capacity - len(jobs))
+        answers, jobs, due = await self._engine.lease(self._want(apart, free), steps)
+        wanted = self._want(tasks.keys() - apart, capacity - len(jobs))
         _, more, later = await self._engine.lease(wanted)
         self._next_due = min(filter(None, (due, later)), default=None)
         return answers, jobs + more
@@ -395,7 +395,7 @@ class Worker:
         tasks = self._registry.tasks
         return self._most_processes - sum(tasks[run.job.task].process for run in self._runs.values())
 
-    def _wanted(self, tasks: Collection[str], total: int) -> Lease:
+    def _want(self, tasks: Collection[str], total: int) -> Lease:
         taken = Counter(run.job.queue for run in self._runs.values())
         return Lease(
             namespace=self._engine.namespace,

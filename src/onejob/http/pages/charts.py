@@ -57,8 +57,8 @@ def draw_area(points: Sequence[Point]) -> Area | None:
     return Area(
         line(requests),
         line(absorbed_points),
-        closed(requests),
-        closed(absorbed_points),
+        close_shape(requests),
+        close_shape(absorbed_points),
         [(y(top * part), number(top * part)) for part in (0.5, 1)],
         time_labels(begin, end),
         rows,
@@ -83,7 +83,7 @@ def line(points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:g},{y:g}" for x, y in points)
 
 
-def closed(points: Sequence[tuple[float, float]]) -> str:
+def close_shape(points: Sequence[tuple[float, float]]) -> str:
     """Return the shape between a line and the bottom."""
     return line([(points[0][0], HEIGHT), *points, (points[-1][0], HEIGHT)])
 

@@ -34,7 +34,7 @@ async def dedup(request: Request) -> Response:
     app, sampler = app_of(request), state_of(request).sampler
     sample = await sampler.sample()
     waiting = {job.key: job for job in sample.holds if job.is_successor}
-    totals = served(sample.holders, waiting, sample.served)
+    totals = count_served(sample.holders, waiting, sample.served)
     holders = sorted(sample.holders, key=lambda job: (-totals[job.id], job.id))
     entries = await app.activity.absorbed(limit=ENTRIES) if tab in {"log", "callers"} else []
     advice = await state_of(request).advisor.advice() if tab == "advice" else []
@@ -60,7 +60,7 @@ async def dedup(request: Request) -> Response:
     )
 
 
-def served(
+def count_served(
     holders: list[Job], waiting: dict[bytes | None, Job], absorbed: Mapping[str, int]
 ) -> dict[str, int]:
     """Return how many requests each holder and its successor have absorbed together."""

@@ -16,7 +16,7 @@ from onejob.http.pages.errors import BadRequest
 from onejob.http.pages.forms import form_of
 from onejob.http.pages.render import base_of, go, refuse, render
 from onejob.http.pages.state import app_of, state_of
-from onejob.http.pages.text import arguments, decoded, pretty
+from onejob.http.pages.text import arguments, decode_json, pretty
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ async def job(request: Request) -> Response:
         story=(await app.why(found.id)).sentences,
         events=timeline(found),
         failures=found.failures[::-1],
-        progress=decoded(found.progress),
-        result=decoded(found.result),
+        progress=decode_json(found.progress),
+        result=decode_json(found.result),
         holding=app.is_holding(found),
         absorbed=(await state_of(request).sampler.sample()).served.get(found.id, 0),
         chain=chain,
@@ -116,7 +116,7 @@ async def replay_job(request: Request) -> Response:
     form, job_id = await form_of(request), request.path_params["job_id"]
     app = app_of(request)
     try:
-        answer = await app.dead.replay(job_id, args=changed(await app.job(job_id), form.one("args")))
+        answer = await app.dead.replay(job_id, args=read_changes(await app.job(job_id), form.one("args")))
     except OnejobError as error:
         return refuse(request, f"/jobs/{job_id}", error)
     if answer.deduplicated:
@@ -124,7 +124,7 @@ async def replay_job(request: Request) -> Response:
     return go(request, f"/jobs/{answer.job.id}", "The dead letter is replayed.")
 
 
-def changed(job: Job, text: str) -> dict[str, Any] | None:
+def read_changes(job: Job, text: str) -> dict[str, Any] | None:
     """Return the arguments of an edited form that differ from the job's; None if none do."""
     if not text:
         return None

@@ -164,13 +164,13 @@ class Sampler:
             await asyncio.sleep(FRESH)
 
     async def _add_point(self, before: Sample | None, now: Sample) -> None:
-        created = await self._created(before)
+        created = await self._count_created(before)
         if before is not None:
             seconds = (now.at - before.at).total_seconds()
             absorbed = max(now.requests.absorbed - before.requests.absorbed, 0)
             self.points.append(Point(now.at, seconds, created, absorbed))
 
-    async def _created(self, before: Sample | None) -> float:
+    async def _count_created(self, before: Sample | None) -> float:
         """Return how many jobs were created since the last point; above MOST_NEW, estimated by their rate."""
         known, newest = self._newest, await self._app.jobs(limit=1)
         self._newest = newest[0].id if newest else known or ""

@@ -28,13 +28,13 @@ async def system(request: Request) -> Response:
         findings=findings and sorted(findings, key=lambda one: LEVELS.index(one.level)),
         live=False,
         words=WORDS,
-        url=redacted(app.url),
+        url=hide_password(app.url),
         python=platform.python_version(),
         tasks=sorted(app.tasks),
     )
 
 
-def redacted(url: str) -> str:
+def hide_password(url: str) -> str:
     """Return a URL without its password."""
     password = urlsplit(url).password
     shown = url.replace(f":{password}@", ":…@", 1) if password else url

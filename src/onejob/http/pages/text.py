@@ -111,7 +111,7 @@ def summary(job: Job) -> str:
     return cut(", ".join(pairs), 200)
 
 
-def decoded(value: bytes | None) -> Any:
+def decode_json(value: bytes | None) -> Any:
     """Return stored JSON as a value."""
     return None if value is None else json.loads(value)
 
@@ -148,7 +148,7 @@ FILTERS = {
     "cut": cut,
     "summary": summary,
     "arguments": arguments,
-    "decoded": decoded,
+    "decoded": decode_json,
     "frees": policy_of,
     "plural": plural,
 }

@@ -62,7 +62,7 @@ async def why(request: Request) -> Response:
         b=pair[1],
         tasks=sorted(app.tasks),
         said=SAID,
-        grouped=grouped,
+        grouped=group_digits,
         when_it_ends=when_it_ends,
         **values,
     )
@@ -111,7 +111,7 @@ async def compare(app: App, one: str, other: str) -> Difference:
     return difference
 
 
-def grouped(key: str) -> str:
+def group_digits(key: str) -> str:
     """Return the beginning and the end of a key in groups of digits."""
     parts = [key[at : at + GROUP] for at in range(0, len(key), GROUP)]
     return " ".join([*parts[:4], "…", *parts[-2:]])

@@ -27,8 +27,8 @@ from hypothesis.stateful import (
 
 from onejob.app.app import App
 from onejob.core import runs
-from onejob.core.blockers import awaited, named
-from onejob.core.decide import Request, Verdict, make, merged
+from onejob.core.blockers import begin_arrivals, encode_chains
+from onejob.core.decide import Request, Verdict, make, merge_payloads
 from onejob.core.job import Job, State, Trait, alter
 from onejob.core.leasing import PAUSED, Lease
 from onejob.core.policy import Unique
@@ -186,7 +186,9 @@ class StoresAgree(RuleBasedStateMachine):
         """Let a job wait for chains; a client that dies does not do the follow-up work."""
         chains = list(dict.fromkeys(self.some(one).chain_id for one in which))
         request = self.request(wish)
-        job = alter(request.job, blockers=named(chains), arrived=awaited(chains), traits=traits)
+        job = alter(
+            request.job, blockers=encode_chains(chains), arrived=begin_arrivals(chains), traits=traits
+        )
         request = msgspec.structs.replace(request, job=job)
         self.both(lambda app: admit_with_blockers(app, request, follows_up=follows_up))
 
@@ -476,7 +478,7 @@ async def replay_due(app: App) -> Any:
 
 def settlement(job: Job, result: Result) -> Step[Any]:
     """Return the step that settles a run, as the worker makes it."""
-    merge = partial(merged, policy=MERGING)
+    merge = partial(merge_payloads, policy=MERGING)
     act = partial(runs.settle, token=job.token, result=result, merge=merge)
     return Step(act, job.id, seen=job if job.place % 2 else None)
 
