@@ -34,6 +34,18 @@ async def test_explain_of_a_held_key(app: App, clock: Clock) -> None:
     assert "to" in explained.policy
 
 
+async def test_a_call_knows_its_key_without_asking_the_store(app: App) -> None:
+    mail = mailer(app, Unique(by="to"))
+    call = mail.call(1, "a")
+    assert call.key == (await mail.enqueue(1, "b")).key
+    assert call.dimensions == (await mail.explain(1)).dimensions
+    own = mail.options(key="user-123").call(1)
+    assert own.key == (await mail.options(key="user-123").enqueue(2)).key
+    assert own.dimensions["key"] == "user-123"
+    free = mail.options(unique=False).call(1)
+    assert (free.key, free.dimensions) == (None, {})
+
+
 @pytest.mark.parametrize(
     ("policy", "outcome"),
     [

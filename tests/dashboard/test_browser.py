@@ -16,9 +16,10 @@ from typing import Any, Self
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
-from onejob import App
+from onejob import App, Retry, Unique
 from onejob.http import dashboard
 from onejob.http.serve import make_server
+from onejob.stores.memory import MemoryStore
 from tests import chromium
 from tests.chaos.proxy import through
 from tests.dashboard.shop import fill, make_shop
@@ -131,7 +132,7 @@ class Watched:
             self.errors.append(message.text)
 
     def _fail(self, url: str, failure: str | None) -> None:
-        if not url.endswith("/live"):  # a stream is aborted when the page is left
+        if "/live?" not in url:  # a stream is aborted when the page is left
             self.errors.append(f"{url}: {failure}")
 
 
@@ -215,6 +216,57 @@ def test_advice_is_readable_with_its_other_policies(watch: Open, tmp_path: Path,
         assert watched.errors == []
 
 
+LONG = "com.example.billing.reconcile_all_outstanding_subscriptions_of_enterprise_customers"
+CLIPPED = """() => [...document.querySelectorAll('.panel')]
+    .filter(panel => panel.scrollWidth > panel.clientWidth + 1)
+    .map(panel => [panel.innerText.slice(0, 60), panel.scrollWidth, panel.clientWidth])"""
+
+
+async def store_long_names(app: App) -> list[str]:
+    """Put jobs with long names and arguments into the store; return the pages of one job and one key."""
+    app.queue(f"queue_of_{LONG}", concurrency=3, rate="100/1m", max_depth=5000)
+
+    @app.cron("30 8 * * 1-5", name=f"schedule_of_{LONG}")
+    @app.task(name=LONG, unique=Unique(by="account"), queue=f"queue_of_{LONG}", retry=Retry(attempts=1))
+    async def reconcile(account: str = "", comment: str = "") -> None:  # noqa: ARG001 - outside the key
+        raise RuntimeError("no such account: " + 300 * "x")
+
+    for number in range(3):
+        await reconcile.enqueue(f"{number}-{60 * 'y'}", comment=200 * "words ")
+    await app.worker(drain=True).run()
+    letter = (await app.jobs(state="discarded"))[0]
+    held = (await reconcile.options(delay="1h").enqueue(letter.arguments["account"])).job
+    await reconcile.enqueue(letter.arguments["account"])
+    assert held.key is not None
+    return [f"jobs/{letter.id}", f"keys/{held.key.hex()}", f"dead?task={LONG}", f"why?q={letter.id}"]
+
+
+@pytest.mark.parametrize("width", [360, 621, 861, 1024, 1360])
+def test_no_panel_hides_a_part_of_a_table(watch: Open, width: int) -> None:
+    app, own = App(store=MemoryStore()), list[str]()
+
+    async def prepare() -> None:
+        own.extend(await store_long_names(app))
+
+    run(prepare())
+    with Serving(app) as serving:
+        page = watch(serving.url).page
+        page.set_viewport_size({"width": width, "height": 800})
+        for path in [*NAMES, *own]:
+            page.goto(f"{serving.url}/{path}")
+            page.evaluate("document.fonts.ready")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+            found = [] if path == "dedup?by=tasks" else page.evaluate(CLIPPED)  # that one scrolls
+            assert found == [], path
+
+
+def test_the_present_page_is_visible_in_a_narrow_menu(watch: Open, full: Site) -> None:
+    page = watch(f"{full.url}/system", size="narrow").page
+    box = page.locator("#nav [aria-current]").bounding_box()
+    assert box is not None
+    assert 0 <= box["x"] <= 360 - box["width"]
+
+
 def test_a_search_is_a_url_and_back_works(watch: Open, full: Site) -> None:
     page = watch(f"{full.url}/jobs").page
     page.keyboard.press("/")
@@ -265,6 +317,35 @@ def test_a_page_changes_while_a_worker_runs(watch: Open, tmp_path: Path) -> None
         assert page.locator("#search").input_value() == "half typed"
         expect(page.locator("dialog#keys")).to_be_visible()
         assert watched.errors == []
+
+
+HIDE = """hidden => {
+    Object.defineProperty(document, "hidden", {configurable: true, get: () => hidden});
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_a_hidden_page_pauses_and_shows_what_it_missed(watch: Open, tmp_path: Path) -> None:
+    for site in served(tmp_path, filled=False):
+        page = watch(f"{site.url}/jobs").page
+        expect(page.locator("#heard")).to_contain_text("live", timeout=15_000)
+        page.evaluate(HIDE, True)  # noqa: FBT003 - an argument of the script
+        page.wait_for_function("document.getElementById('heard')._htmx.sse.reader === null")
+        admission = blocking(site.app.tasks["fetch"].enqueue_sync, 1)
+        row = page.locator(f"#job-{admission.job.id}")
+        with page.expect_request("**/live*") as again:  # only when it is seen again
+            expect(row).to_have_count(0)
+            page.evaluate(HIDE, False)  # noqa: FBT003
+        assert again.value.headers["last-event-id"]
+        expect(row).to_contain_text("available", timeout=15_000)
+
+
+def test_times_go_on_while_nothing_changes(watch: Open, full: Site) -> None:
+    page = watch(full.url).page
+    page.clock.install()
+    page.goto(f"{full.url}/jobs")
+    page.clock.fast_forward("03:00:00")
+    expect(page.locator("tr[data-row] time").first).to_contain_text("3\u202fh 0", timeout=15_000)
 
 
 def test_live_updates_begin_however_late_the_extension_loads(watch: Open, full: Site) -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from time import monotonic
+from urllib.parse import parse_qsl
 
+import msgspec
 import pytest
 
-from onejob import App, State, Unique
+from onejob import App, Percentiles, State, Times, Timings, Unique, WorkerStatus, current
 from onejob.http import dashboard
-from onejob.http.pages.samples import count
+from onejob.http.pages.charts import draw_area, draw_sparks
+from onejob.http.pages.live import events
+from onejob.http.pages.samples import Point, count, digest, saved_words
+from onejob.http.pages.text import limits
 from tests.dashboard.shop import HUGE, PATHS, Client, fill, make_shop
 
 
@@ -41,14 +47,48 @@ async def test_the_overview_accounts_for_every_request(app: App, full: Client) -
     stats = await app.stats()
     jobs = sum(stats.by_state.values())
     rerun = sum(outcomes.get("rerun", 0) for outcomes in stats.absorbed.values())
-    html = await full.text("/")
-    assert f"Requests received: {jobs + 10 - rerun}. They made the {jobs} jobs in the store" in html
-    assert "Lost: 0. No job waits behind a job that has ended or is gone." in html
+    found = figures(await full.text("/"))
+    received = jobs + 10 - rerun
+    assert [int(found[name]) for name in ("Received", "Created", "Absorbed", "Lost")] == [
+        *(received, received - 10, 10, 0)
+    ]
 
 
 def figures(html: str) -> dict[str, str]:
     """Return the cards of a page: label and figure."""
     return dict(re.findall(r'<dt>([^<]*)</dt><dd class="figure">([^<]*)</dd>', html))
+
+
+def cards(html: str) -> dict[str, str]:
+    """Return the cards of a page: label and meaning."""
+    return dict(
+        re.findall(r'<dt>([^<]*)</dt><dd class="figure">[^<]*</dd><dd class="meaning">([^<]*)</dd>', html)
+    )
+
+
+async def test_the_overview_answers_what_an_operator_asks_first(app: App, full: Client) -> None:
+    await app.tasks["send_invoice"].enqueue(order=8)
+    html = await full.text("/")
+    assert cards(html)["Running"] == "on 0 live workers"
+    assert re.fullmatch(r"in queue (mail|sync)", cards(html)["Oldest due"])
+    assert float(figures(html)["Throughput"]) > 0  # fill() has run jobs
+    async with app.worker(name="press-1", queues=["mail"]):
+        while not await app.activity.workers():  # noqa: ASYNC110 - a task of the worker writes its row
+            await asyncio.sleep(0.01)
+        site = Client(dashboard(app))
+        html = await site.text("/")
+        assert cards(html)["Running"] == "on 1 live worker"
+        assert '<span>Workers</span><span class="count">1</span>' in html
+
+
+async def test_absorbed_requests_are_weighed_by_the_runs_of_their_task(app: App) -> None:
+    sample = await count(app)
+    run = Percentiles(count=9, p50=90.0, p95=95.0, p99=99.0)
+    timings = {"1h": Timings({"embed": Times(Percentiles(), run)}, {})}
+    absorbed = {"embed": {"kept": 3, "rerun": 5}, "fetch": {"kept": 7}}  # fetch has not run lately
+    stats = replace(sample.stats, timings=timings, absorbed=absorbed)
+    assert saved_words(stats) == " · 4\u202fm 30\u202fs of runs saved"
+    assert saved_words(sample.stats) == ""
 
 
 async def test_overview_and_dedup_count_a_rerun_once(app: App) -> None:
@@ -68,11 +108,11 @@ async def test_overview_and_dedup_count_a_rerun_once(app: App) -> None:
     await working
     client = Client(dashboard(app))
     overview, dedup = await client.text("/"), await client.text("/dedup")
-    assert "Requests received: 3. They made the 2 jobs in the store, or were absorbed: 2." in overview
-    assert [figures(dedup)[name] for name in ("Requests", "Jobs", "Absorbed")] == ["3", "2", "2"]
-    assert figures(overview)["Absorbed"] == "2"
+    assert [figures(overview)[name] for name in ("Received", "Created", "Absorbed")] == ["3", "1", "2"]
+    assert [figures(dedup)[name] for name in ("Requests", "Created", "Absorbed")] == ["3", "1", "2"]
     for page in (overview, dedup):
         assert "67 % of requests" in page  # two of three were absorbed, on both pages
+        assert '<span>Jobs</span><span class="count">2</span>' in page
 
 
 async def test_a_lost_job_leads_to_the_doctor(app: App) -> None:
@@ -176,12 +216,27 @@ async def test_many_jobs_are_cancelled_after_a_question_with_their_number(app: A
     assert {job.state for job in await app.jobs(task="sync_customer")} == {State.CANCELLED}
 
 
-async def test_an_action_says_how_many_jobs_did_not_allow_it(app: App, full: Client) -> None:
-    await app.jobs()
-    html = await full.post(
-        "/jobs/act", "/jobs/confirm?act=replay&q=task:send_invoice", act="replay", q="task:send_invoice"
-    )
+async def test_an_action_says_how_many_jobs_do_not_allow_it(app: App, full: Client) -> None:
+    question = await full.text("/jobs/confirm?act=replay&q=task:send_invoice")
+    assert "None of the 1 job found can be replayed" in question
+    assert 'action="/jobs/act"' not in question
+    html = await full.post("/jobs/act", "/queues", act="replay", q="task:send_invoice")
     assert "0 jobs replayed. 1 job did not allow it." in html
+    jobs = await app.jobs(limit=100)
+    ended = sum(job.is_terminal for job in jobs)
+    question = await full.text("/jobs/confirm?act=cancel&q=")
+    assert f"Cancel {len(jobs) - ended} jobs?" in question
+    assert f"{ended} other jobs cannot be cancelled, and are left alone." in question
+
+
+async def test_a_chip_changes_the_state_of_the_search_and_nothing_else(full: Client) -> None:
+    html = await full.text('/jobs?q=queue:sync state:active "July invoice"')
+    links = {
+        query.partition("state%3A")[2]: query
+        for query in re.findall(r'class="chip" href="/jobs\?q=([^"]*)"', html)
+    }
+    assert links["completed"] == "queue%3Async%20%22July%20invoice%22%20state%3Acompleted"
+    assert links[""] == "queue%3Async%20%22July%20invoice%22"  # the one that is chosen, to leave it out
 
 
 async def test_selected_jobs_are_deleted(app: App, full: Client) -> None:
@@ -225,8 +280,35 @@ async def test_a_replay_whose_key_is_held_names_the_reason(app: App, full: Clien
     job = (await app.jobs(state="discarded"))[0]
     await app.tasks["embed"].options(delay="1h").enqueue(job.arguments["entry"])
     page = f"/jobs/{job.id}"
-    assert "holds the key, so a replay now leaves this dead letter" in await full.text(page)
+    assert "holds the key, so a replay now would be absorbed" in await full.text(page)
     assert "Not replayed:" in await full.post(f"{page}/replay", page)
+
+
+@pytest.mark.parametrize("choice", ["cancel", "release"])
+async def test_a_replay_may_take_the_key_from_its_holder_with_a_reason(
+    app: App, full: Client, choice: str
+) -> None:
+    job = (await app.jobs(state="discarded"))[0]
+    holder = (await app.tasks["embed"].options(delay="1h").enqueue(job.arguments["entry"])).job
+    page = f"/jobs/{job.id}"
+    assert f'value="{choice}"' in await full.text(page)
+    act = f"{page}/replay"
+    form = {"conflict": choice, "holder": holder.id}
+    assert "give a reason" in await full.post(act, page, **form)
+    wrong = await full.post(act, page, conflict=choice, holder="another", reason="newer text")
+    assert 'class="note bad"' in wrong
+    invalid = await full.post(act, page, **form, reason="newer text", args='{"entry": "other"}')
+    assert 'class="note bad"' in invalid
+    assert app.is_holding(await app.job(holder.id))  # nothing was taken by a request that was refused
+    assert (await app.job(job.id)).state is State.DISCARDED
+    assert "is replayed" in await full.post(act, page, **form, reason="newer text")
+    assert app.is_holding(await app.job(job.id))
+    after = await app.job(holder.id)
+    assert after.state is (State.CANCELLED if choice == "cancel" else State.SCHEDULED)
+    if choice == "cancel":
+        assert after.reason == "newer text"
+    else:
+        assert [entry.reason for entry in await app.activity.releases()] == ["newer text"]
 
 
 async def test_a_waiting_job_is_cancelled_and_an_ended_one_deleted(app: App, full: Client) -> None:
@@ -265,6 +347,10 @@ async def test_dedup_lists_held_keys_and_counts_by_task(app: App, full: Client) 
     html = await full.text("/dedup")
     held = [job for job in await app.holds() if job.is_holder]
     assert all(f"hold-{job.id}" in html for job in held)
+    assert (
+        "<code>customer_id = 3</code>" in html
+    )  # what the key is made of, without the rest of the arguments
+    assert "rev = " not in html
     counts = await full.text("/dedup?by=tasks")
     assert "sync_customer" in counts
     assert (await full.get("/dedup?by=colour")).status_code == 400
@@ -295,7 +381,12 @@ async def test_absorbed_requests_are_listed_with_their_callers(app: App, full: C
         assert entry.line in listed
         assert entry.line in callers
         assert f"/jobs/{entry.job}" in listed
-        assert entry.line in await full.text(f"/keys/{entry.key}")
+        page = await full.text(f"/keys/{entry.key}")
+        assert entry.line in page
+        assert f'title="{entry.request}"' in page
+        ticks = [one for one in entries if one.key == entry.key]
+        assert page.count('<line class="tick') == len(ticks)
+        assert page.count('<line class="tick many"') == sum(one.times > 1 for one in ticks)
 
 
 async def test_advice_is_shown_with_its_figures_and_other_policies(app: App, client: Client) -> None:
@@ -453,22 +544,151 @@ async def test_a_mounted_dashboard_links_to_itself() -> None:
             assert [link for link in links if not link.startswith("/ops/")] == []
 
 
-async def test_live_updates_say_when_something_changed(app: App) -> None:
-    from onejob.http.pages.live import events
+# ── charts ────────────────────────────────────────────────────────────────────────────────────────
 
-    class Request:
-        """As much of a request as the stream needs."""
 
-        def __init__(self, site: object) -> None:
-            self.app = site
+def points(*depths: int, apart: timedelta = timedelta(seconds=5)) -> list[Point]:
+    begin = datetime(2026, 11, 18, 3, tzinfo=UTC)
+    return [Point(begin + apart * place, 5, 0, 0, {"mail": one}) for place, one in enumerate(depths)]
 
-        async def is_disconnected(self) -> bool:
-            return False
 
+def test_the_lines_of_a_chart_have_their_own_values() -> None:
+    quiet = draw_area(points(0, 0))
+    assert quiet is not None
+    assert [label for _, label in quiet.lines] == ["0.5", "1"]
+    assert [label for _, _, label in quiet.times] == ["03:00:00", "03:00:01", "03:00:03", "03:00:05"]
+    hour = draw_area(points(0, 0, apart=timedelta(hours=1)))
+    assert hour is not None
+    assert [label for _, _, label in hour.times] == ["03:00", "03:20", "03:40", "04:00"]
+
+
+def test_a_queue_has_a_line_of_how_many_jobs_waited() -> None:
+    assert draw_sparks(points(3)) == {}
+    spark = draw_sparks(points(0, 4, 2))["mail"]
+    assert (spark.lowest, spark.highest) == (0, 4)
+    assert spark.line == "0,19 48,1 96,10"
+
+
+async def test_queues_draw_their_depths_with_the_numbers_in_a_table(app: App) -> None:
     site = dashboard(app)
-    stream = events(Request(site))  # type: ignore[arg-type]
+    site.state.dashboard.sampler.points.extend(points(0, 4))
+    html = await Client(site).text("/queues")
+    assert html.count('<svg class="spark"') == 1
+    assert "Between 0 and 4 jobs waited" in html
+    assert "<td>2026-11-18 03:00:05 UTC</td>" in html
+    [mail] = [one for one in await app.queues.list() if one.queue.name == "mail"]
+    assert limits(mail) == "100 per 1m · at most 50 waiting"
+
+
+# ── live updates ──────────────────────────────────────────────────────────────────────────────────
+
+
+class Request:
+    """As much of a request as the stream needs."""
+
+    def __init__(self, site: object, **query: str) -> None:
+        self.app = site
+        self.headers = {name: value for name, value in query.items() if name == "last-event-id"}
+        self.query_params = query
+
+    async def is_disconnected(self) -> bool:
+        return False
+
+
+async def stream_of(client: Client, path: str) -> dict[str, str]:
+    """Return what a page says about itself when it connects."""
+    found = re.search(r'hx-sse:connect="/live\?([^"]*)"', await client.text(path))
+    assert found is not None
+    return dict(parse_qsl(found[1].replace("&amp;", "&")))
+
+
+async def test_live_updates_say_when_something_changed(app: App) -> None:
+    site = dashboard(app)
+    client = Client(site)
+    await site.state.dashboard.sampler.fingerprint()
+    stream = events(Request(site, **await stream_of(client, "/jobs")))  # type: ignore[arg-type]
     async with asyncio.timeout(20):
-        assert "live" in await anext(stream)
+        assert "live" in await anext(stream)  # nothing has changed since the page was read
         await app.tasks["fetch"].enqueue(1)
         assert "event: changed" in await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_page_that_did_not_listen_hears_that_something_changed(app: App) -> None:
+    site = dashboard(app)
+    sampler = site.state.dashboard.sampler
+    seen = await sampler.fingerprint()
+    await app.tasks["fetch"].enqueue(1)
+    sampler.forget()
+    sampler._looked_until = 0.0
+    for query in ({"seen": seen}, {"seen": "older", "last-event-id": seen}, {}):
+        stream = events(Request(site, **query))  # type: ignore[arg-type]
+        assert "event: changed" in await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+    current = await sampler.fingerprint()
+    stream = events(Request(site, seen="older", **{"last-event-id": current}))  # type: ignore[arg-type]
+    assert "live" in await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def test_the_beginning_and_the_death_of_a_worker_are_events(app: App) -> None:
+    sample = await count(app)
+    described = dict.fromkeys(("name", "host", "version"), "x") | dict.fromkeys(
+        ("started_at", "seen_at"), sample.at
+    )
+    dead = WorkerStatus(**described, process=1, queues={}, tasks=[], running=[], concurrency=1)  # type: ignore[arg-type]
+    alive = msgspec.structs.replace(dead, alive=True)
+    assert len({digest([], replace(sample, workers=some)) for some in ([], [alive], [dead])}) == 3
+
+
+async def test_the_page_of_a_job_follows_its_progress(app: App) -> None:
+    runs, steps = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def crawl() -> None:
+        runs.set()
+        await steps.wait()
+        current().progress(0.5, "half")
+        await asyncio.Event().wait()
+
+    job = (await crawl.enqueue()).job
+    await app.tasks["fetch"].options(delay="1h").enqueue(1)  # so that it is not the newest
+    async with app.worker(grace="0s"):
+        await runs.wait()
+        site = dashboard(app)
+        await site.state.dashboard.sampler.fingerprint()
+        page = await stream_of(Client(site), f"/jobs/{job.id}")
+        assert page["job"] == job.id
+        async with asyncio.timeout(30):
+            stream = events(Request(site, **page))  # type: ignore[arg-type]
+            steps.set()
+            heard = [await anext(stream)]
+            while "changed" not in heard[-1]:
+                heard.append(await anext(stream))
+        await stream.aclose()  # type: ignore[attr-defined]
+        assert "50 %" in await Client(site).text(f"/jobs/{job.id}")
+
+
+async def test_the_stream_of_an_unknown_job_goes_on(app: App) -> None:
+    site = dashboard(app)
+    stream = events(Request(site, job="ffff"))  # type: ignore[arg-type]
+    assert "changed" in await anext(stream)
+    assert "live" in await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def test_many_open_pages_are_one_reader_of_the_store(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = dashboard(app)
+    asked = []
+    listing = App.jobs
+
+    async def noted(self: App, **options: object) -> object:
+        asked.append(options)
+        return await listing(self, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(App, "jobs", noted)
+    streams = [events(Request(site)) for _ in range(20)]  # type: ignore[arg-type]
+    await asyncio.gather(*(anext(stream) for stream in streams))
+    assert len(asked) == 1
+    for stream in streams:
+        await stream.aclose()  # type: ignore[attr-defined]

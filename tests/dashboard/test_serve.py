@@ -78,7 +78,7 @@ def test_serve_shows_the_app_and_stops_on_an_interrupt_while_a_page_is_open(tmp_
     with running(tmp_path, "serve", "shop:app", "--port", str(port)) as process:
         assert "send_invoice" in answer(port, "/jobs", process).text
         with httpx2.stream("GET", f"http://127.0.0.1:{port}/live") as stream:
-            assert "live" in next(stream.iter_text())
+            assert "event: changed" in next(stream.iter_text())  # this client has seen no page
             process.send_signal(signal.SIGINT)
             began = time.monotonic()
             process.wait(10)

@@ -430,7 +430,7 @@ def test_why_says_who_holds_the_key_and_how_to_run_now(onejob: Onejob) -> None:
     document = answer(onejob("why", "shop:app", "sync_user", "user_id=42", "--json"))
 
     assert re.search(r"verdict +kept\n", shown)
-    assert re.search(r"rule +unique by task \+ user_id, held for 10m while ", shown)
+    assert re.search(r"rule +unique by task \+ user_id, held for 10m at most, until the job ", shown)
     assert 'task = "sync_user"' in shown
     assert 'args = {"user_id": 42}' in shown
     assert re.search(rf"holder +{holder}, available, created ", shown)

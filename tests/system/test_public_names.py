@@ -100,7 +100,7 @@ VISIBLE: dict[type, set[str]] = {
         *("name", "function", "enqueue", "enqueue_quietly", "call", "step", "call_from", "accepts"),
         *("explain", "pending", "options", "schema"),
     },
-    Call: {"enqueue", "explain"},
+    Call: {"dimensions", "enqueue", "explain", "key"},
     Admission: {
         *("outcome", "job", "holder", "deduplicated", "reason", "payload_differs", "refusal", "depth"),
         *("shadow", "chain", "key", "guarantees", "result", "covered", "as_dict"),

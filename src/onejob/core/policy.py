@@ -27,6 +27,12 @@ HELD: Mapping[Until, frozenset[State]] = {
     "failure": INCOMPLETE | {State.COMPLETED},
     "forever": INCOMPLETE | TERMINAL,
 }
+HELD_IN_WORDS: dict[Until, str] = {
+    "start": "until the job starts",
+    "finish": "until the job ends",
+    "failure": "until the job fails",
+    "forever": "even after the job has ended",
+}
 WHILE_ACTIVE: Mapping[OnConflict, OnActive] = {
     "keep": "keep",
     "reject": "reject",
@@ -367,9 +373,14 @@ class Unique:
 
     def describe(self) -> str:
         """Return the policy as one sentence."""
-        span = f" for {spell(cast('timedelta', self.within))}" if self.within is not None else ""
-        states = "|".join(state for state in State if state in self.held_states)
-        return f"unique by {self._identity()}, held{span} while {states}; {self._consequence()}"
+        span = f" for {spell(cast('timedelta', self.within))} at most," if self.within is not None else ""
+        return f"unique by {self._identity()}, held{span} {self._holding()}; {self._consequence()}"
+
+    def _holding(self) -> str:
+        until = next((until for until, states in HELD.items() if states == self.held_states), None)
+        if until is not None:
+            return HELD_IN_WORDS[until]
+        return f"while the job is {' or '.join(state for state in State if state in self.held_states)}"
 
     def _consequence(self) -> str:
         waiting, running = DUPLICATE[self.on_conflict], DUPLICATE_OF_RUNNING[self.while_active]

@@ -45,6 +45,23 @@ class Call(Generic[R]):
         """Blocking variant of `enqueue`."""
         return enqueue_sync(self._builder, self._builder.request(self._args, self._kwargs))
 
+    @property
+    def key(self) -> str | None:
+        """The key that a request would have, in hexadecimal digits; None if it would not be unique."""
+        policy = self._builder.policy
+        found = None if policy is None else self._builder.key_of(self._bound, policy)
+        return None if found is None else found.hex()
+
+    @property
+    def dimensions(self) -> Mapping[str, Any]:
+        """What makes calls the same work, in clear text; empty if the call is not unique."""
+        policy = self._builder.policy
+        return {} if policy is None else self._builder.dimensions(self._bound, policy) or {}
+
+    @property
+    def _bound(self) -> Mapping[str, Any]:
+        return self._builder.declaration.signature.bind(self._args, self._kwargs)
+
     async def explain(self) -> Explanation:
         """Return what enqueuing the call would do, without doing it: see `Task.explain`."""
         return await explain(self._builder, self._args, self._kwargs)

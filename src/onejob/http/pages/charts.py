@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
-from onejob import Job
+from onejob import AbsorbedRequest, Job
 from onejob.http.pages.samples import Point
-from onejob.http.pages.text import number
+from onejob.http.pages.text import rate
 
 WIDTH, HEIGHT = 1016, 136
 STEPS = (1, 2, 2.5, 5, 10)
@@ -59,7 +59,7 @@ def draw_area(points: Sequence[Point]) -> Area | None:
         line(absorbed_points),
         close_shape(requests),
         close_shape(absorbed_points),
-        [(y(top * part), number(top * part)) for part in (0.5, 1)],
+        [(y(top * part), rate(top * part)) for part in (0.5, 1)],
         time_labels(begin, end),
         rows,
         top,
@@ -96,12 +96,51 @@ def nice(value: float) -> float:
 
 def time_labels(begin: datetime, end: datetime) -> list[tuple[float, str, str]]:
     """Return four labels for a time axis."""
+    form = "%H:%M" if end - begin >= timedelta(minutes=10) else "%H:%M:%S"
     labels = []
     for part in range(4):
         at = begin + (end - begin) * part / 3
         anchor = "start" if part == 0 else "end" if part == 3 else "middle"  # noqa: PLR2004 - the last
-        labels.append((round(WIDTH * part / 3, 1), anchor, f"{at.astimezone(UTC):%H:%M:%S}"))
+        labels.append((round(WIDTH * part / 3, 1), anchor, f"{at.astimezone(UTC):{form}}"))
     return labels
+
+
+# ── how many jobs wait in a queue ─────────────────────────────────────────────────────────────────
+
+SPARK_WIDTH, SPARK_HEIGHT = 96, 20
+
+
+@dataclass(frozen=True)
+class Spark:
+    """How many jobs of a queue waited, over time."""
+
+    line: str  # points
+    lowest: int
+    highest: int
+
+
+def draw_sparks(points: Sequence[Point]) -> dict[str, Spark]:
+    """Return a small line for each queue; none before there are two points."""
+    rows = depths(points)
+    if len(rows) < 2:  # noqa: PLR2004 - a line needs two
+        return {}
+    return {name: spark([row.get(name, 0) for _, row in rows]) for name in rows[-1][1]}
+
+
+def spark(values: Sequence[int]) -> Spark:
+    """Return the line of one queue; its highest point is at the top."""
+    step, top = SPARK_WIDTH / (len(values) - 1), max([1, *values])
+    drawn = [
+        (round(place * step, 1), round((SPARK_HEIGHT - 2) * (1 - value / top) + 1, 1))
+        for place, value in enumerate(values)
+    ]
+    return Spark(line(drawn), min(values), max(values))
+
+
+def depths(points: Sequence[Point]) -> list[tuple[datetime, Mapping[str, int]]]:
+    """Return at most BINS times with how many jobs waited in each queue, the newest last."""
+    size = max(-(-len(points) // BINS), 1)
+    return [(point.at, point.depths) for point in points[::-1][::size]][::-1]
 
 
 # ── the jobs of a key ─────────────────────────────────────────────────────────────────────────────
@@ -116,6 +155,7 @@ class Lane:
     x: float
     width: float
     label: str
+    ticks: list[tuple[float, int]]  # x of an entry of the log, and how many requests it stands for
 
 
 @dataclass(frozen=True)
@@ -129,8 +169,13 @@ class Lanes:
     width: int = WIDTH
 
 
-def draw_lanes(jobs: Sequence[Job], absorbed: Mapping[str, int]) -> Lanes | None:
-    """Return the jobs of a key, oldest first, from when each was created to its end; None without jobs."""
+def draw_lanes(
+    jobs: Sequence[Job], absorbed: Mapping[str, int], entries: Sequence[AbsorbedRequest] = ()
+) -> Lanes | None:
+    """Return the jobs of a key, oldest first, from when each was created to its end; None without jobs.
+
+    A job has a tick for each absorbed request of the log; requests that the log joined share one.
+    """
     if not jobs:
         return None
     now = datetime.now(UTC)
@@ -146,7 +191,13 @@ def draw_lanes(jobs: Sequence[Job], absorbed: Mapping[str, int]) -> Lanes | None
     lanes = []
     for position, job in enumerate(ordered):
         left, right = x(job.created_at), x(job.finished_at or end)
-        lanes.append(Lane(job, TOP + position * LANE, left, max(right - left, 3), label(job, absorbed)))
+        width = max(right - left, 3)
+        ticks = [
+            (min(max(x(one.at), left + 1), left + width - 1), one.times)
+            for one in entries
+            if one.job == job.id
+        ]
+        lanes.append(Lane(job, TOP + position * LANE, left, width, label(job, absorbed), ticks))
     return Lanes(lanes, x(now), TOP + len(lanes) * LANE + 22, begin)
 
 

@@ -12,6 +12,8 @@ from onejob import AbsorbedRequest, App, Job
 from onejob.http.pages.charts import draw_area
 from onejob.http.pages.errors import BadRequest
 from onejob.http.pages.render import render
+from onejob.http.pages.same_work import same_work
+from onejob.http.pages.samples import saved_words
 from onejob.http.pages.state import app_of, state_of
 
 OUTCOMES = ("kept", "updated", "rerun", "rejected", "stale")
@@ -47,7 +49,10 @@ async def dedup(request: Request) -> Response:
         chart=draw_area(list(sampler.points)),
         holders=holders[:SHOWN],
         hidden=max(len(holders) - SHOWN, 0),
+        work={job.id: same_work(app, job) for job in holders[:SHOWN]} if tab == "keys" else {},
         waiting=waiting,
+        saved=saved_words(sample.stats),
+        lately=sampler.rate(),
         counts_by_job=totals,
         oldest=min((job.held_at for job in holders if job.held_at), default=None),
         by_task=by_task(sample.stats.absorbed),

@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from onejob import App, Job, State
 from onejob.errors import OnejobError
 from onejob.http.pages.errors import BadRequest
-from onejob.http.pages.forms import form_of
+from onejob.http.pages.forms import Form, form_of
 from onejob.http.pages.render import base_of, go, refuse, render
 from onejob.http.pages.state import app_of, state_of
 from onejob.http.pages.text import arguments, decode_json, pretty
@@ -116,12 +116,32 @@ async def replay_job(request: Request) -> Response:
     form, job_id = await form_of(request), request.path_params["job_id"]
     app = app_of(request)
     try:
-        answer = await app.dead.replay(job_id, args=read_changes(await app.job(job_id), form.one("args")))
+        letter = await app.job(job_id)
+        args = read_changes(letter, form.one("args"))
+        answer = await app.dead.replay(job_id, args=args)
+        if answer.deduplicated and await make_way(app, letter, form):
+            answer = await app.dead.replay(job_id, args=args)
     except OnejobError as error:
         return refuse(request, f"/jobs/{job_id}", error)
     if answer.deduplicated:
         return go(request, f"/jobs/{job_id}", f"Not replayed: {answer.reason}", good=False)
     return go(request, f"/jobs/{answer.job.id}", "The dead letter is replayed.")
+
+
+async def make_way(app: App, letter: Job, form: Form) -> bool:
+    """Take the key from the job that the page named, if the form says so; return whether that was done."""
+    choice, holder = form.one("conflict"), form.one("holder")
+    reason = form.one("reason")
+    if choice not in {"cancel", "release"} or letter.key is None:
+        return False
+    if not reason:
+        raise BadRequest("Not replayed: give a reason for taking the key from another job.")
+    standing = await other_holder(app, letter)
+    if standing is None or standing.id != holder:
+        raise BadRequest("Not replayed: another job holds the key by now. Look again.")
+    if choice == "cancel":
+        return (await app.cancel(holder, reason=reason)).state is State.CANCELLED
+    return await app.release(letter.key, job=holder, force=True, reason=reason) is not None
 
 
 def read_changes(job: Job, text: str) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from onejob.errors import OnejobError, StoreUnavailable
 from onejob.http.pages.errors import BadRequest
 from onejob.http.pages.forms import form_of
 from onejob.http.pages.render import go, render
-from onejob.http.pages.search import FACTS, GROUPS, Found, Search, find, read_search
+from onejob.http.pages.search import FACTS, GROUPS, Found, Search, find, read_search, with_state
 from onejob.http.pages.state import app_of, state_of
 from onejob.http.pages.text import plural
 
@@ -21,25 +21,26 @@ MOST = 1000  # jobs that one action changes
 
 
 async def cancel(app: App, job: Job) -> bool:
-    """Cancel a job that has not ended."""
-    return not job.is_terminal and (await app.cancel(job.id)).id == job.id
+    """Cancel a job."""
+    return (await app.cancel(job.id)).id == job.id
 
 
 async def replay(app: App, job: Job) -> bool:
     """Replay a dead letter; its key may be held, then it stays where it is."""
-    return job.state is State.DISCARDED and not (await app.dead.replay(job.id)).deduplicated
+    return not (await app.dead.replay(job.id)).deduplicated
 
 
 async def delete(app: App, job: Job) -> bool:
-    """Delete a job that does not run."""
-    return job.state is not State.ACTIVE and (await app.delete(job.id)).id == job.id
+    """Delete a job."""
+    return (await app.delete(job.id)).id == job.id
 
 
-ACTIONS: dict[str, tuple[str, Callable[[App, Job], Awaitable[bool]]]] = {
-    "cancel": ("cancelled", cancel),
-    "replay": ("replayed", replay),
-    "delete": ("deleted", delete),
+ACTIONS: dict[str, tuple[str, Callable[[Job], bool], Callable[[App, Job], Awaitable[bool]]]] = {
+    "cancel": ("cancelled", lambda job: not job.is_terminal, cancel),
+    "replay": ("replayed", lambda job: job.state is State.DISCARDED, replay),
+    "delete": ("deleted", lambda job: job.state is not State.ACTIVE, delete),
 }
+"""What can be done to many jobs: its participle, the jobs that allow it, and how."""
 
 
 async def jobs(request: Request) -> Response:
@@ -64,6 +65,7 @@ async def jobs(request: Request) -> Response:
         problem=problem,
         states=[(state, sample.stats.by_state[state]) for state in State],
         chosen=search.states,
+        with_state=with_state,
         words=completions(app, sorted(sample.stats.by_queue)),
         next=urlencode({"q": text, "before": found.cursor}) if found.cursor else None,
         may=what_may_be_done(found.jobs),
@@ -97,9 +99,21 @@ async def confirm(request: Request) -> Response:
     act, text, ids = query.get("act", ""), query.get("q", ""), query.getlist("id")
     if act not in ACTIONS:
         raise BadRequest(f"{act!r} is no action: choose one of {', '.join(ACTIONS)}.")
-    chosen, more = await choose(app_of(request), text, ids)
+    found, more = await choose(app_of(request), text, ids)
+    participle, allows, _ = ACTIONS[act]
+    chosen = [job for job in found if allows(job)]
     return await render(
-        request, "jobs_confirm", act=act, q=text, ids=ids, chosen=chosen, more=more, most=MOST, live=False
+        request,
+        "jobs_confirm",
+        act=act,
+        participle=participle,
+        q=text,
+        ids=ids,
+        chosen=chosen,
+        left=len(found) - len(chosen),
+        more=more,
+        most=MOST,
+        live=False,
     )
 
 
@@ -124,12 +138,12 @@ async def act_on_many(request: Request) -> Response:
     if act not in ACTIONS:
         raise BadRequest(f"{act!r} is no action: choose one of {', '.join(ACTIONS)}.")
     app = app_of(request)
-    participle, change = ACTIONS[act]
+    participle, allows, change = ACTIONS[act]
     chosen, _ = await choose(app, text, ids)
     done, first_error = 0, ""
     for job in chosen:
         try:
-            done += await change(app, job)
+            done += allows(job) and await change(app, job)
         except StoreUnavailable:
             raise
         except OnejobError as error:

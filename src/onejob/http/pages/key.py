@@ -13,6 +13,7 @@ from onejob.http.pages.charts import draw_lanes
 from onejob.http.pages.errors import BadRequest
 from onejob.http.pages.forms import form_of
 from onejob.http.pages.render import go, refuse, render
+from onejob.http.pages.same_work import same_work
 from onejob.http.pages.search import KEY
 from onejob.http.pages.state import app_of
 from onejob.http.pages.text import away
@@ -21,6 +22,7 @@ log = logging.getLogger("onejob")
 
 SHOWN = 12  # jobs on the time line
 SHOWN_ENTRIES = 20  # of the log of absorbed requests, and of releases
+TICKS = 100  # entries of the log on the time line
 
 
 async def key(request: Request) -> Response:
@@ -34,21 +36,24 @@ async def key(request: Request) -> Response:
     successor = next((job for job in jobs if job.is_successor), None)
     counted = (await app.why(name)).counted
     absorbed = {job_id: one.count for job_id, one in counted.items()}
+    entries = await app.activity.absorbed(key=name, limit=TICKS)
+    newest = successor or holder or jobs[0]
     return await render(
         request,
         "key",
         key=name,
         jobs=jobs,
-        newest=successor or holder or jobs[0],
+        newest=newest,
+        work=same_work(app, newest),
         holder=holder,
         successor=successor,
         ends=ends(holder) if holder else "",
         standing=standing(holder) if holder else "",
-        lanes=draw_lanes(jobs, absorbed),
+        lanes=draw_lanes(jobs, absorbed, entries),
         counted=counted,
         total=sum(absorbed.get(job.id, 0) for job in jobs),
         full=len(jobs) == SHOWN,
-        entries=await app.activity.absorbed(key=name, limit=SHOWN_ENTRIES),
+        entries=entries[:SHOWN_ENTRIES],
         releases=await app.activity.releases(key=name, limit=SHOWN_ENTRIES),
     )
 

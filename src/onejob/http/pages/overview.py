@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from onejob.http.pages.charts import draw_area
 from onejob.http.pages.render import render
+from onejob.http.pages.samples import saved_words
 from onejob.http.pages.state import app_of, state_of
 
 
@@ -22,6 +25,8 @@ async def overview(request: Request) -> Response:
         chart=draw_area(list(sampler.points)),
         queues=sample.queues,
         oldest=sample.stats.oldest_due,
+        late=max(sample.stats.oldest_due.items(), key=itemgetter(1), default=None),
+        saved=saved_words(sample.stats),
         times=sample.times,
         recent=await app.jobs(limit=8),
         failed=await app.dead.list(limit=5),

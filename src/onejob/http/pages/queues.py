@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onejob import State
 from onejob.errors import OnejobError
+from onejob.http.pages.charts import depths, draw_sparks
 from onejob.http.pages.forms import form_of
 from onejob.http.pages.render import go, refuse, render
 from onejob.http.pages.state import app_of, state_of
@@ -14,7 +14,8 @@ from onejob.http.pages.state import app_of, state_of
 
 async def queues(request: Request) -> Response:
     """List the queues."""
-    sample = await state_of(request).sampler.sample()
+    sampler = state_of(request).sampler
+    sample, points = await sampler.sample(), list(sampler.points)
     return await render(
         request,
         "queues",
@@ -22,7 +23,8 @@ async def queues(request: Request) -> Response:
         by_queue=sample.stats.by_queue,
         oldest=sample.stats.oldest_due,
         times=sample.times,
-        states=list(State),
+        sparks=draw_sparks(points),
+        rows=depths(points)[::-1],
     )
 
 

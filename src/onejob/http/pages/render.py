@@ -11,8 +11,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from onejob import __version__
+from onejob import Job, __version__
 from onejob.errors import OnejobError, StoreUnavailable, UnknownJob
+from onejob.http.pages.live import mark
 from onejob.http.pages.state import Note, state_of
 from onejob.http.pages.text import FILTERS, number
 
@@ -63,6 +64,7 @@ async def render(request: Request, page: str, *, status: int = 200, **values: An
         "csrf": dashboard.rules.sign("form"),
         "note": dashboard.notes.get(request.query_params.get("note", "")),
         "here": here(request),
+        "stream": stream(request, values.get("job") if page == "job" else None),
         "now": datetime.now(UTC),
         "place": PLACES.get(page, page),
         "live": True,
@@ -80,10 +82,11 @@ async def counts(request: Request) -> dict[str, str]:
     sample = await state_of(request).sampler.sample()
     held = number(len(sample.holders)) + ("+" if len(sample.holds) >= MOST_HOLDS else "")
     return {
-        "jobs": number(sample.requests.created),
+        "jobs": number(sum(sample.stats.by_state.values())),
         "dedup": held,
         "queues": number(len(sample.queues)),
         "cron": number(sample.schedules),
+        "workers": number(len(sample.alive)),
         "dead": number(sample.stats.dead),
     }
 
@@ -106,6 +109,12 @@ def here(request: Request) -> str:
     pairs = [(name, value) for name, value in request.query_params.multi_items() if name != "note"]
     path: str = request.scope["path"]
     return f"{path}?{urlencode(pairs)}" if pairs else path
+
+
+def stream(request: Request, job: Job | None) -> str:
+    """Return the query of live updates: what the page has seen, and the job whose progress it shows."""
+    seen = getattr(request.state, "seen", "")
+    return urlencode({"seen": seen + mark(job), "job": job.id} if job else {"seen": seen})
 
 
 def refuse(request: Request, path: str, error: Exception, said: str = "") -> Response:

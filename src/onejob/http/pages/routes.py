@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import wraps
 from pathlib import Path
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -20,36 +24,50 @@ from onejob.http.pages.overview import overview
 from onejob.http.pages.probes import health, ready
 from onejob.http.pages.queues import change_queue, queues
 from onejob.http.pages.sign_in import sign_in
+from onejob.http.pages.state import state_of
 from onejob.http.pages.system import system
 from onejob.http.pages.why import why
 from onejob.http.pages.workers import workers
 
 STATIC = Path(__file__).with_name("static")
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def live_page(path: str, endpoint: Endpoint) -> Route:
+    """Return the route of a page that notes what was known before it read the store, for live updates."""
+
+    @wraps(endpoint)
+    async def answer(request: Request) -> Response:
+        request.state.seen = state_of(request).sampler.seen
+        return await endpoint(request)
+
+    return Route(path, answer)
+
 
 ROUTES: list[BaseRoute] = [
-    Route("/", overview),
-    Route("/jobs", jobs),
+    live_page("/", overview),
+    live_page("/jobs", jobs),
     Route("/jobs/confirm", confirm),
     Route("/jobs/act", act_on_many, methods=["POST"]),
-    Route("/jobs/{job_id}", job),
+    live_page("/jobs/{job_id}", job),
     Route("/jobs/{job_id}/cancel", cancel_job, methods=["POST"]),
     Route("/jobs/{job_id}/delete", delete_job, methods=["POST"]),
     Route("/jobs/{job_id}/replay", replay_job, methods=["POST"]),
-    Route("/dedup", dedup),
-    Route("/keys/{key}", key),
+    live_page("/dedup", dedup),
+    live_page("/keys/{key}", key),
     Route("/keys/{key}/release", release, methods=["POST"]),
-    Route("/why", why),
-    Route("/chains", chains),
-    Route("/chains/{chain_id}", chain),
+    live_page("/why", why),
+    live_page("/chains", chains),
+    live_page("/chains/{chain_id}", chain),
     Route("/chains/{chain_id}/cancel", cancel_chain, methods=["POST"]),
-    Route("/queues", queues),
+    live_page("/queues", queues),
     Route("/queues", change_queue, methods=["POST"]),
-    Route("/workers", workers),
-    Route("/cron", cron),
+    live_page("/workers", workers),
+    live_page("/cron", cron),
     Route("/cron", change_schedule, methods=["POST"]),
-    Route("/dead", dead),
+    live_page("/dead", dead),
     Route("/dead/replay", replay_group, methods=["POST"]),
-    Route("/system", system),
+    live_page("/system", system),
     Route("/live", live),
     Route("/metrics", metrics),
     Route("/health", health),

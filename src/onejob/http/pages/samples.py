@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
@@ -11,14 +12,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 
-from onejob import App, Job, QueueStatus, Stats, Times
+from onejob import App, Job, QueueStatus, Stats, Times, WorkerStatus
 from onejob.errors import OnejobError
+from onejob.http.pages.text import span
 
 log = logging.getLogger("onejob")
 
 FRESH = 2.0  # seconds for which a sample is shown
 EVERY = 5.0  # seconds between the points of the chart
 HISTORY = timedelta(hours=1)
+LATELY = 12  # points: a minute
 MOST_HOLDS = 500
 MOST_NEW = 500  # jobs that are read to count those that were created since the last point
 WITHOUT_JOB = ("kept", "updated", "rejected", "stale")  # absorbed requests that have no job of their own
@@ -28,14 +31,18 @@ PATIENCE = 20  # a count that takes long is repeated after this many times as lo
 
 @dataclass(frozen=True)
 class Requests:
-    """How many requests were received, how many jobs they created, and how many were absorbed (ADR 0044).
+    """How many requests were received, created a job of their own, or were absorbed (ADR 0044).
 
-    A rerun is absorbed and creates a job, so `received` can be less than the sum of the others.
+    A rerun is absorbed although it makes a job, so `received` is the sum of the other two.
     """
 
     received: int
-    created: int  # jobs that are in the store
     absorbed: int
+
+    @property
+    def created(self) -> int:
+        """How many requests created, forced or replaced a job."""
+        return self.received - self.absorbed
 
     def share(self, number: int) -> str:
         """Return a number as a percentage of the received requests, and nothing if there are none."""
@@ -44,10 +51,24 @@ class Requests:
 
 def count_requests(stats: Stats) -> Requests:
     """Count requests by their outcome; shadow outcomes and missed ticks are no requests of their own."""
-    created = sum(stats.by_state.values())
     totals = {name: sum(one.get(name, 0) for one in stats.absorbed.values()) for name in ABSORBED}
     without_job = sum(totals[name] for name in WITHOUT_JOB)
-    return Requests(created + without_job, created, sum(totals.values()))
+    return Requests(sum(stats.by_state.values()) + without_job, sum(totals.values()))
+
+
+def saved(stats: Stats) -> float:
+    """Return for how many seconds absorbed requests would have run, by the median of the last hour."""
+    times = stats.timings["1h"].by_task
+    return sum(
+        times[task].run.p50 * sum(outcomes.get(name, 0) for name in WITHOUT_JOB)
+        for task, outcomes in stats.absorbed.items()
+        if task in times and times[task].run.count
+    )
+
+
+def saved_words(stats: Stats) -> str:
+    """Return how long absorbed requests would have run, as the end of a line; empty if it is very short."""
+    return f" · {span(seconds)} of runs saved" if (seconds := saved(stats)) >= 1 else ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +81,7 @@ class Sample:
     queues: list[QueueStatus]
     schedules: int
     served: Mapping[str, int]  # how many requests each job has absorbed
+    workers: list[WorkerStatus]
 
     @property
     def holders(self) -> list[Job]:
@@ -70,6 +92,16 @@ class Sample:
     def requests(self) -> Requests:
         """How many requests were received, created a job or were absorbed."""
         return count_requests(self.stats)
+
+    @property
+    def alive(self) -> set[str]:
+        """The names of the workers that are alive."""
+        return {one.name for one in self.workers if one.alive}
+
+    @property
+    def throughput(self) -> float:
+        """How many runs ended per minute, in the last 5 minutes."""
+        return sum(times.run.count for times in self.times.values()) / 5
 
     @property
     def times(self) -> Mapping[str, Times]:
@@ -85,6 +117,7 @@ class Point:
     seconds: float
     created: float
     absorbed: float
+    depths: Mapping[str, int]  # how many jobs wait in each queue
 
 
 class Sampler:
@@ -99,6 +132,9 @@ class Sampler:
         self._runs = False
         self._newest: str | None = None
         self._failed: tuple[float, Exception] | None = None  # when the last count failed, and why
+        self._look = asyncio.Lock()
+        self._looked_until = 0.0
+        self.seen = ""  # the last fingerprint
         self.stopping = asyncio.Event()  # set when the server stops, so that streams end
         self.points: deque[Point] = deque(maxlen=int(HISTORY.total_seconds() / EVERY))
 
@@ -128,6 +164,21 @@ class Sampler:
                     self._sample = sample
                     self._good_until = monotonic() + max(FRESH, PATIENCE * (monotonic() - began))
             return self._sample
+
+    def rate(self) -> float | None:
+        """Return how many requests a minute were made lately; None before the first point."""
+        points = list(self.points)[-LATELY:]
+        seconds = sum(point.seconds for point in points)
+        return 60 * sum(point.created + point.absorbed for point in points) / seconds if seconds else None
+
+    async def fingerprint(self) -> str:
+        """Return a digest that changes when a page may look different; the store is asked once for all."""
+        async with self._look:
+            if monotonic() > self._looked_until:
+                newest = [(job.id, job.revision) for job in await self._app.jobs(limit=1)]
+                self.seen = digest(newest, await self.sample())
+                self._looked_until = monotonic() + FRESH / 2
+            return self.seen
 
     def forget(self) -> None:
         """Count again for the next page, because something was changed."""
@@ -168,7 +219,8 @@ class Sampler:
         if before is not None:
             seconds = (now.at - before.at).total_seconds()
             absorbed = max(now.requests.absorbed - before.requests.absorbed, 0)
-            self.points.append(Point(now.at, seconds, created, absorbed))
+            depths = {one.queue.name: one.depth for one in now.queues}
+            self.points.append(Point(now.at, seconds, created, absorbed, depths))
 
     async def _count_created(self, before: Sample | None) -> float:
         """Return how many jobs were created since the last point; above MOST_NEW, estimated by their rate."""
@@ -186,7 +238,26 @@ class Sampler:
 
 
 async def count(app: App) -> Sample:
-    """Count an app's jobs, held keys, queues and schedules."""
+    """Count an app's jobs, held keys, queues, schedules and workers."""
     stats, queues = await app.stats(), await app.queues.list()
     holds, schedules = await app.holds(limit=MOST_HOLDS), await app.schedules.all()
-    return Sample(datetime.now(UTC), stats, holds, queues, len(schedules), await app.absorbed())
+    served, workers = await app.absorbed(), await app.activity.workers()
+    return Sample(datetime.now(UTC), stats, holds, queues, len(schedules), served, workers)
+
+
+def digest(newest: object, sample: Sample) -> str:
+    """Return a short name of what pages show."""
+    stats, alive = sample.stats, sample.alive
+    workers = [(one.name, one.name in alive, len(one.running)) for one in sample.workers]
+    holds = [job.id for job in sample.holds]
+    shown = (
+        newest,
+        stats.by_state,
+        stats.absorbed,
+        stats.lost,
+        holds,
+        sample.queues,
+        sample.schedules,
+        workers,
+    )
+    return hashlib.sha256(repr(shown).encode()).hexdigest()[:16]

@@ -33,6 +33,7 @@ FACTS: dict[str, Callable[[Job], bool]] = {
 }
 ID_PART = re.compile(r"([0-9a-f]{4,}[0-9a-f-]*)(?:(?:…|\.\.\.)([0-9a-f]{4}))?", re.IGNORECASE)
 KEY = re.compile(r"[0-9a-f]{64}", re.IGNORECASE)
+TERM = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
 LONGEST = 1000  # characters
 PAGE = 50
 LOOKED_AT = 2000  # jobs that are compared with arguments and text, per page
@@ -155,6 +156,12 @@ def read_states(value: str) -> frozenset[State]:
             known = ", ".join((*State, *GROUPS))
             raise BadRequest(f"{name!r} is no state: write one of {known}.")
     return frozenset(found)
+
+
+def with_state(text: str, state: str | None) -> str:
+    """Return a search with another state, or without any."""
+    others = [term for term in TERM.findall(text) if not term.startswith("state:")]
+    return " ".join([*others, *([f"state:{state}"] if state else [])])
 
 
 def argument_test(path: str, value: str) -> Callable[[Job], bool]:

@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from onejob import Job, State
+from onejob import Job, QueueStatus, State
 
 THIN = "\u202f"  # a narrow space that does not break
 SEALED = {"onejob:sealed"}
@@ -19,6 +19,11 @@ ENDED = {State.COMPLETED, State.CANCELLED, State.DISCARDED}
 def number(value: float) -> str:
     """Return a number with thin spaces between thousands."""
     return f"{round(value):,}".replace(",", THIN)
+
+
+def rate(value: float) -> str:
+    """Return a number of events per minute, with a digit after the point below ten."""
+    return number(value) if value >= 10 or value == round(value) else f"{value:.1f}"  # noqa: PLR2004 - two digits
 
 
 def span(value: timedelta | float | None) -> str:
@@ -130,6 +135,17 @@ def policy_of(job: Job) -> str:
     return "never" if job.is_terminal or State.DISCARDED in held else "if it fails"
 
 
+def limits(status: QueueStatus) -> str:
+    """Return the limits of a queue, beside its concurrency."""
+    queue = status.queue
+    found = [
+        f"{queue.partition_concurrency} at once per partition" if queue.partition_concurrency else "",
+        f"{queue.rate}".replace("/", " per ", 1) if queue.rate else "",
+        f"at most {number(queue.max_depth)} waiting" if queue.max_depth else "",
+    ]
+    return " · ".join(filter(None, found))
+
+
 def plural(count: int, noun: str) -> str:
     """Return a number with its noun: 1 job, 2 jobs."""
     return f"{number(count)} {noun if count == 1 else f'{noun}s'}"
@@ -137,6 +153,7 @@ def plural(count: int, noun: str) -> str:
 
 FILTERS = {
     "number": number,
+    "rate": rate,
     "span": span,
     "away": away,
     "stamp": stamp,
@@ -150,5 +167,6 @@ FILTERS = {
     "arguments": arguments,
     "decoded": decode_json,
     "frees": policy_of,
+    "limits": limits,
     "plural": plural,
 }

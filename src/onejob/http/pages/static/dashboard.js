@@ -85,6 +85,36 @@
   localise(document);
   document.addEventListener("htmx:after:swap", () => localise(document));
 
+  // "3 s ago" goes on while nothing changes; the server's clock decides, and the words are those of text.py.
+  const THIN = "\u202f";
+  const UNITS = [["d", 86400], ["h", 3600], ["m", 60]];
+  const ahead = new Date(document.body.dataset.now) - Date.now();
+
+  function away(at) {
+    const distance = at - Date.now() - ahead;
+    const seconds = Math.floor(Math.abs(distance) / 1000);
+    if (seconds < 1) return "now";
+    const place = UNITS.findIndex(([, size]) => seconds >= size);
+    let said = `${seconds}${THIN}s`;
+    if (place >= 0) {
+      const [unit, size] = UNITS[place];
+      const [smaller, step] = UNITS[place + 1] ?? ["s", 1];
+      const rest = String(Math.floor((seconds % size) / step)).padStart(2, "0");
+      said = `${Math.floor(seconds / size)}${THIN}${unit} ${rest}${THIN}${smaller}`;
+    }
+    return distance > 0 ? `in ${said}` : `${said} ago`;
+  }
+  setInterval(() => {
+    if (document.hidden) return;
+    document.querySelectorAll("time[datetime]:not([data-local])").forEach((time) => {
+      const said = away(new Date(time.dateTime));
+      if (time.textContent !== said) time.textContent = said;
+    });
+  }, 1000);
+
+  // In a narrow window the side bar is a row that scrolls: begin where the present page is.
+  document.querySelector("#nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+
   // A live update must not undo what is being typed or chosen.
   document.addEventListener("htmx:before:request", (event) => {
     const main = document.getElementById("main");
