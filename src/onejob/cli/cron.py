@@ -85,7 +85,7 @@ def describe(*, line: str, timezone: str, as_json: bool) -> None:
 
 @app_command(example="onejob cron list shop:app", needs_tasks=True)
 async def list_(app: App, *, as_json: bool) -> None:
-    """List schedules with their next run and the number of ticks that made no job."""
+    """List schedules. Each has its next run and the number of ticks that made no job."""
     found = await app.schedules.list()
     if as_json:
         return emit([document(one) for one in found])
@@ -182,7 +182,7 @@ async def add(
     as_json: bool,
     **choices: Any,
 ) -> None:
-    """Run TASK by LINE under NAME, or change the schedule of that NAME.
+    """Add the schedule NAME, or change it. It runs TASK by LINE.
 
     LINE is a cron line, a macro such as @daily, or @every 30s. Workers notice within five seconds.
     """
@@ -223,7 +223,7 @@ async def pause(app: App, *, name: str, as_json: bool) -> None:
 @app_command(example="onejob cron resume shop:app nightly", needs_tasks=True, may_be_empty=True)
 @click.argument("name")
 async def resume(app: App, *, name: str, as_json: bool) -> None:
-    """Resume the schedule NAME; ticks that were due while it was paused are not made."""
+    """Resume the schedule NAME. Ticks that were due while it was paused are not made."""
     report(await app.schedules.resume(name), "runs", as_json=as_json)
 
 

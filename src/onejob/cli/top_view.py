@@ -225,7 +225,7 @@ def holds(picture: Picture) -> Table:
 
 
 def render(table: Table, most: int, width: int) -> list[str]:
-    """Return a table as lines: its titles and at most so many rows; the last says how many are left out."""
+    """Return a table as lines: its titles and at most `most` rows; the last one counts the others."""
     if not table.rows:
         return [click.style(shorten(table.titles[0], width), bold=True), shorten(table.empty, width)]
     shown = table.rows[:most] if len(table.rows) <= most else table.rows[: most - 1]

@@ -437,7 +437,7 @@ def _identity_contradictions(policy: Unique) -> Iterable[str]:
     if not _is_one_of(policy.key, str, Callable):
         yield f"key={policy.key!r} is no key: write text, or a function of the arguments."
     if policy.key == "":
-        yield 'key="" would make everything one job: write Unique.singleton() if that is meant.'
+        yield 'key="" would make everything one job: write Unique.singleton() if you want that.'
     if policy.family == "":
         yield 'family="" is empty: name the family, or leave it out.'
     if policy.states is not None and not policy.states:

@@ -20,7 +20,7 @@ def dashboard(
 
     Args:
         app: The app whose jobs it shows.
-        token: What a visitor must present; needed wherever others can reach the server.
+        token: The secret that a browser must present; needed wherever others can reach the server.
         read_only: Show everything and change nothing.
         hosts: The host names by which it may be addressed; "*" allows all, and needs a token.
 

@@ -37,7 +37,7 @@ class Rules:
     """Who may do what.
 
     Attributes:
-        token: What a visitor must present; None if all may look.
+        token: The secret that a browser must present; None if all may look.
         read_only: Whether nothing may be changed.
         hosts: The host names by which the server may be addressed.
         secret: Signs the cookie and the forms; derived from the token, so that several processes agree.

@@ -56,7 +56,7 @@ def serve(
         app: The app.
         host: The address to listen at.
         port: The port to listen at.
-        token: What a visitor must present.
+        token: The secret that a browser must present.
         read_only: Show everything and change nothing.
         names: The host names by which the server may be addressed; all if it is not a loopback address.
 
