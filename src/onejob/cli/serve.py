@@ -19,7 +19,9 @@ TOKEN_VARIABLE = "ONEJOB_TOKEN"  # noqa: S105 - the name of a variable
     "--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="The port to listen at."
 )
 @click.option("--read-only", is_flag=True, help="Show everything and change nothing.")
-@click.option("--token", envvar=TOKEN_VARIABLE, help=f"The secret that browsers present; also {TOKEN_VARIABLE}.")
+@click.option(
+    "--token", envvar=TOKEN_VARIABLE, help=f"The secret that browsers present; also {TOKEN_VARIABLE}."
+)
 @click.option("--name", "names", multiple=True, help="A host name of this server; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def serve(
