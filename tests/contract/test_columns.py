@@ -1,7 +1,9 @@
 """Every field of a job is kept as it is, whichever others a new job has."""
 
+import re
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +13,7 @@ from onejob import App, Job, State
 from onejob.core.job import Merging, Replay, Retention, Stand, alter
 from onejob.core.manual import arrive
 from onejob.core.step import Step
+from onejob.stores import columns
 from onejob.testing import Clock
 from tests.contract.steps import mailer
 
@@ -58,6 +61,17 @@ RARE: dict[str, Any] = {
 
 KEYED = {"stand"}
 STATES = {"finished_at": State.COMPLETED, "stand": State.PENDING, "blockers": State.PENDING}
+
+
+def test_the_line_that_contributing_shows_for_a_new_field_is_one() -> None:
+    """The worked example of CONTRIBUTING stays true: the line makes a column that writes and reads a text."""
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    [line] = re.findall(r"^   (_\w+\(\"time_zone\".*\)),$", page, re.MULTILINE)
+
+    column = eval(line, vars(columns))  # noqa: S307 - a line of our own
+
+    assert column.name == "time_zone"
+    assert column.read(column.write("Europe/Berlin")) == "Europe/Berlin"
 
 
 def test_every_field_that_may_be_left_out_has_a_case() -> None:
