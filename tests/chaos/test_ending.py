@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -25,13 +26,38 @@ PROMISE = GRACE + 10
 
 SHOP = '''
 import asyncio
+import contextlib
 import os
 import time
 from pathlib import Path
 
 from onejob import App, Retry
 
-app = App(os.environ["SHOP_URL"])
+
+
+async def last_for_ever():
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+
+
+@contextlib.asynccontextmanager
+async def lifespan(app):
+    yield {}
+    if ENDLESS == "lifespan":
+        await last_for_ever()
+
+
+ENDLESS = os.environ.get("ENDLESS")
+app = App(os.environ["SHOP_URL"], lifespan=lifespan)
+
+
+@app.on("completed")
+async def hear(event):
+    if ENDLESS == "hook":
+        await last_for_ever()
 
 
 @app.task
@@ -60,6 +86,13 @@ def block():
     time.sleep(3600)
 
 
+@app.task
+async def block_loop():
+    """Let nothing else run in the process."""
+    Path("begun").touch()
+    time.sleep(3600)
+
+
 ERRORS = {"KeyboardInterrupt": KeyboardInterrupt, "GeneratorExit": GeneratorExit, "SystemExit": SystemExit}
 
 
@@ -81,11 +114,11 @@ if __name__ == "__main__":
 class Worker:
     """A worker process."""
 
-    def __init__(self, folder: Path, url: str, *command: str) -> None:
+    def __init__(self, folder: Path, url: str, *command: str, env: Mapping[str, str]) -> None:
         self._log = folder / "log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                command, cwd=folder, env={**os.environ, "SHOP_URL": url}, stdout=log, stderr=log
+                command, cwd=folder, env={**os.environ, "SHOP_URL": url, **env}, stdout=log, stderr=log
             )
 
     @property
@@ -127,10 +160,16 @@ COMMANDS = {
 
 
 @contextmanager
-def started(folder: Path, url: str, how: str = "command", options: Sequence[str] = ()) -> Iterator[Worker]:
+def started(
+    folder: Path,
+    url: str,
+    how: str = "command",
+    options: Sequence[str] = (),
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Worker]:
     """Start a worker in a process, and leave none behind."""
     (folder / "shop.py").write_text(SHOP)
-    worker = Worker(folder, url, *COMMANDS[how], *options)
+    worker = Worker(folder, url, *COMMANDS[how], *options, env=env)
     try:
         yield worker
     finally:
@@ -225,6 +264,34 @@ async def test_a_handler_that_does_not_stop_is_handed_back(url: str, tmp_path: P
 @pytest.mark.parametrize("task", ["swallow", "block"])
 async def test_a_handler_in_the_users_process_is_handed_back(tmp_path: Path, task: str) -> None:
     await check_hand_back(f"sqlite:///{tmp_path / 'jobs.db'}", tmp_path, task, "run_worker")
+
+
+@pytest.mark.parametrize("how", ["command", "run_worker"])
+async def test_a_handler_that_blocks_the_event_loop_does_not_keep_the_process(
+    tmp_path: Path, how: str
+) -> None:
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    job = await enqueued(url, "block_loop")
+    with started(tmp_path, url, how) as worker:
+        begun(tmp_path)
+        worker.terminate()
+        assert worker.end() == 1
+        assert "the process ends before its worker: a job blocks the event loop" in worker.log
+    assert (await found(url, job)).state is State.ACTIVE  # until its lease expires
+
+
+@pytest.mark.parametrize("what", ["hook", "lifespan"])
+async def test_a_hook_or_lifespan_that_does_not_stop_does_not_keep_the_process(
+    tmp_path: Path, what: str
+) -> None:
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    (tmp_path / "gate").touch()
+    await enqueued(url, "gated")
+    with started(tmp_path, url, env={"ENDLESS": what}) as worker:
+        begun(tmp_path)
+        await asyncio.sleep(0.5)  # the hook is called
+        worker.terminate()
+        worker.end()
 
 
 async def check_hand_back(url: str, folder: Path, task: str, how: str) -> None:

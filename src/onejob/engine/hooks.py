@@ -25,6 +25,7 @@ log = logging.getLogger("onejob")
 
 KINDS: tuple[str, ...] = (*get_args(Kind), *get_args(WorkerKind))
 HOOK_LIMIT = 10.0  # seconds for one call of an async hook
+LAST_STEPS = 0.5  # seconds for a hook that is cancelled to end
 MOST_WAITING = 10_000  # calls of async hooks that wait; a worker then starts no more jobs until they are done
 
 Reporter = Callable[[Any, Callable[[], None]], bool]
@@ -151,7 +152,7 @@ class Hooks:
         if left:
             log.warning("hooks were not called in time; calls that are dropped: %d", self._waiting)
             last.cancel()
-            await asyncio.wait([last], timeout=seconds)
+            await asyncio.wait([last], timeout=LAST_STEPS)
 
 
 def check_kind(kind: object) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -16,16 +18,25 @@ log = logging.getLogger("onejob")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 CLOSE_WITHIN = 2.0  # seconds for closing the store after a worker has ended
 LAST_STEPS = 0.5  # seconds for tasks that are left then to end
+AT_THE_LATEST = 9.5  # seconds after the grace time; then the process ends, whatever keeps its worker
 
 
 @contextlib.contextmanager
-def obeying_signals(obey: Callable[[], None]) -> Iterator[None]:
-    """Call a function at SIGTERM and SIGINT for the length of a block, then restore the former handlers."""
-    loop = asyncio.get_running_loop()
+def obeying_signals(obey: Callable[[], None], grace: float) -> Iterator[None]:
+    """Call a function at SIGTERM and SIGINT for the length of a block, then restore the former handlers.
+
+    If something keeps the block from ending, such as a job that blocks the event loop, the process ends.
+    """
+    loop, ended = asyncio.get_running_loop(), threading.Event()
     before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def watch(_number: int, _frame: object) -> None:
+        threading.Thread(target=end_process, args=(ended, grace + AT_THE_LATEST), daemon=True).start()
+
     try:
         for number in SIGNALS:
             loop.add_signal_handler(number, obey)
+            signal.signal(number, watch)  # Python calls this one also while the loop is blocked
     except NotImplementedError:  # Windows has none
         yield
         return
@@ -36,9 +47,21 @@ def obeying_signals(obey: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
+        ended.set()
         for number, handler in before.items():
             loop.remove_signal_handler(number)
             signal.signal(number, handler)
+
+
+def end_process(ended: threading.Event, within: float) -> None:
+    """End the process unless its worker ends in time."""
+    if not ended.wait(within):
+        log.error(
+            "the process ends before its worker: a job blocks the event loop, or a hook or the lifespan "
+            "ignores its cancellation; the leases of its jobs expire"
+        )
+        logging.shutdown()
+        os._exit(1)
 
 
 def run_to_end(main: Coroutine[Any, Any, None], close: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -159,15 +159,15 @@ class Worker:
             )
         self._pool = self._open_pool()
         hooks, seconds = self._engine.hooks, lambda: seconds_left(self._hands_back_at)
-        async with living(self._registry.lifespan, hooks, self._event, seconds) as self._state:
-            await self._run_until_stopped(signals=signals)
+        with obeying_signals(self._obey, self._grace) if signals else contextlib.nullcontext():
+            async with living(self._registry.lifespan, hooks, self._event, seconds) as self._state:
+                await self._run_until_stopped()
 
-    async def _run_until_stopped(self, *, signals: bool) -> None:
+    async def _run_until_stopped(self) -> None:
         working = asyncio.create_task(self._work())
         try:
             # A lease under way must not be cancelled: its jobs would wait for the end of their leases.
-            with obeying_signals(self._obey) if signals else contextlib.nullcontext():
-                await asyncio.shield(working)
+            await asyncio.shield(working)
         except asyncio.CancelledError:
             self.stop(at_once=True)
             await working
