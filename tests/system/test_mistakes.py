@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +14,7 @@ import pytest
 
 from onejob import App, Retry, State, Task, Tasks, Unique, chain, unique
 from onejob.errors import (
+    AdmissionBusy,
     InvalidCall,
     InvalidPolicy,
     InvalidSchedule,
@@ -327,6 +330,21 @@ async def test_a_blocking_call_on_a_loop_is_refused_by_the_name_that_was_written
     ):
         with pytest.raises(InvalidCall, match=rf"^{name}_sync would block .* write await {name}\("):
             call()
+
+
+def test_an_enqueue_beside_an_open_transaction_of_the_same_process_says_how_to_join_it(
+    tmp_path: Path,
+) -> None:
+    app = App(f"sqlite:///{tmp_path}/jobs.db", admission_timeout="50ms")
+    work = app.task(name="work")(lambda: None)
+    app.maintenance.migrate()
+    with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        with pytest.raises(
+            AdmissionBusy, match=r"in a transaction of this process: .* options\(connection=…\)"
+        ):
+            work.enqueue_sync()
+    app.close_sync()
 
 
 @pytest.mark.usefixtures("mail")

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from onejob.cli.output import number_of
+
 log = logging.getLogger("onejob")
 
 VARIABLE = "ONEJOB_SUPERVISOR"  # tells a worker process which process supervises it
@@ -38,7 +40,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._obey, number)
-        log.info("supervisor %d runs %d worker processes", os.getpid(), len(self._commands))
+        log.info("supervisor %d runs %s", os.getpid(), number_of(len(self._commands), "worker"))
         beside = [asyncio.create_task(self._end_in_time())]
         if self._reload:
             beside.append(asyncio.create_task(self._watch_files()))

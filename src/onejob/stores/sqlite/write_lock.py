@@ -105,7 +105,10 @@ def busy(path: Path) -> str:
     if process is None:
         return f"{path} is being written in a transaction that does not end; try again."
     if process == os.getpid():
-        return f"{path} is being written in a transaction of this process that does not end; try again."
+        return (
+            f"{path} is being written in a transaction of this process: end it first, or enqueue inside it, "
+            "with task.options(connection=…)."
+        )
     if _is_stopped(process):
         return (
             f"{path} is being written by process {process}, which is stopped. SQLite has one writer at a "
