@@ -153,6 +153,15 @@ async def test_another_database_is_refused(
 
 
 @any_store
+async def test_an_engine_is_no_connection(mail: Task[[int], None], url: str) -> None:
+    blocking = create_engine(with_driver(url, {"postgresql": "postgresql+psycopg"}))
+    drivers = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+    for engine in (blocking, create_async_engine(with_driver(url, drivers))):
+        with pytest.raises(ForeignConnection, match="Engine: pass a connection or a session"):
+            await mail.options(connection=engine).enqueue(1)
+
+
+@any_store
 @pytest.mark.parametrize("way", ["AsyncConnection", "AsyncSession"])
 async def test_blocking_code_cannot_use_an_async_session(
     app: App, mail: Task[[int], None], url: str, way: str

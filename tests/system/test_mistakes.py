@@ -341,7 +341,7 @@ def test_an_enqueue_beside_an_open_transaction_of_the_same_process_says_how_to_j
     with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(
-            AdmissionBusy, match=r"in a transaction of this process: .* options\(connection=…\)"
+            AdmissionBusy, match=r"in a transaction of this process: .*options\(connection=…\)"
         ):
             work.enqueue_sync()
     app.close_sync()

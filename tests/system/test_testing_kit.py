@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import textwrap
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -695,3 +696,30 @@ async def test_a_clock_of_its_own_still_works() -> None:
         clock.advance("10m")
         await drain(app)
         assert (await app.job(delayed.job.id)).state == "completed"
+
+
+def test_what_is_no_app_no_call_and_no_filter_is_answered() -> None:
+    app = App("memory://")
+    mail = declare_mail(app)
+    wrong: Any = mail
+    for call in (
+        lambda: drain_sync(wrong),
+        lambda: asyncio.run(drain(wrong)),
+        lambda: assert_enqueued_sync(wrong, mail),
+        lambda: inline(wrong).__enter__(),
+        lambda: moving_clock(wrong).__enter__(),
+        lambda: empty_sync(wrong),
+        lambda: assert_deduplicated_sync(wrong, mail),
+    ):
+        with pytest.raises(InvalidCall, match="<Task mail> is no app: the app comes first"):
+            call()
+    with pytest.raises(
+        InvalidCall, match=r"<Task mail> is no call: write assert_single_admission\(task.call"
+    ):
+        assert_single_admission_sync(wrong)
+    with pytest.raises(InvalidCall, match="n=0: at least one request"):
+        assert_single_admission_sync(mail.call(7), n=0)
+    with pytest.raises(InvalidCall, match="'waiting' is no state"):
+        assert_not_enqueued_sync(app, mail, state="waiting")
+    with pytest.raises(InvalidCall, match="'dupe' is no outcome: write one of created"):
+        assert_deduplicated_sync(app, mail, outcome="dupe")

@@ -8,6 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from onejob.app.app import App
+from onejob.app.values import read_state
 from onejob.core.decide import Outcome
 from onejob.core.job import Job, State
 from onejob.engine.absorbed_log import AbsorbedRequest
@@ -55,6 +56,7 @@ async def assert_enqueued(
         AssertionError: There are none, or not as many.
     """
     builder, wanted = _read(task, args, kwargs)
+    check_state(app, state)
     jobs = await app.jobs(limit=MOST)
     found = [
         job
@@ -112,6 +114,9 @@ async def assert_deduplicated(
     """
     builder, given, named = _parts(task, args, kwargs)
     name = builder.declaration.name
+    if outcome is not None and outcome not in set(Outcome):
+        raise InvalidCall(f"{outcome!r} is no outcome: write one of {', '.join(Outcome)}.")
+    engine_of(app)
     key = None
     if given or named or isinstance(task, Call):
         hashed = builder.request(given, named).job.key
@@ -145,8 +150,9 @@ def assert_enqueued_sync(
     **kwargs: Any,
 ) -> list[Job]:
     """Blocking variant of `assert_enqueued`."""
+    engine = engine_of(app)
     found = assert_enqueued(app, task, *args, times=times, queue=queue, state=state, **kwargs)
-    return engine_of(app).run_sync(found)
+    return engine.run_sync(found)
 
 
 def assert_not_enqueued_sync(
@@ -172,8 +178,9 @@ def assert_deduplicated_sync(
     **kwargs: Any,
 ) -> list[AbsorbedRequest]:
     """Blocking variant of `assert_deduplicated`."""
+    engine = engine_of(app)
     found = assert_deduplicated(app, task, *args, times=times, outcome=outcome, **kwargs)
-    return engine_of(app).run_sync(found)
+    return engine.run_sync(found)
 
 
 # ── what is compared ──────────────────────────────────────────────────────────────────────────────
@@ -192,6 +199,13 @@ def _parts(
             "A call has its arguments: write task.call(…) alone, or the task and its arguments."
         )
     return parts_of(task)
+
+
+def check_state(app: App, state: State | str | None) -> None:
+    """Raise InvalidCall for what is no app, or for a state that no job has."""
+    engine_of(app)
+    if state is not None:
+        read_state(state)
 
 
 def _read(

@@ -20,6 +20,7 @@ async def drain(app: App, *, concurrency: int = 8, raises: bool = False) -> None
         raises: Raise the first exception that a task raised, after the drain: the exception itself, with its
             traceback and a note that names the job. Otherwise failures are only stored and logged.
     """
+    engine_of(app)  # or a task in the place of the app would be asked for a worker
     raise_failure(await run_due(app.worker(concurrency=concurrency, drain=True)), raises=raises)
 
 

@@ -7,7 +7,16 @@ from operator import attrgetter
 
 from onejob.app.app import App
 from onejob.engine.engine import Engine
+from onejob.errors import InvalidCall
 from onejob.tasks.registry import Registry
 
-engine_of: Callable[[App], Engine] = attrgetter("_engine")
+
+def engine_of(app: App) -> Engine:
+    """Return the engine of an app; raise InvalidCall for another object."""
+    if not isinstance(app, App):
+        raise InvalidCall(f"{app!r} is no app: the app comes first, as in drain(app).")
+    engine: Engine = vars(app)["_engine"]
+    return engine
+
+
 registry_of: Callable[[App], Registry] = attrgetter("_registry")

@@ -54,7 +54,7 @@ async def assert_single_admission(call: Call[Any], n: int = 50, *, processes: in
     Examples:
         >>> await assert_single_admission(send_invoice.call(7))
     """
-    builder, args, kwargs = parts_of(call)
+    builder, args, kwargs = parts_of(check_race(call, n))
     children = [await start_child(builder, args, kwargs) for _ in range(processes)]
     try:
         answers = await race(call, n, children)
@@ -69,7 +69,18 @@ async def assert_single_admission(call: Call[Any], n: int = 50, *, processes: in
 
 def assert_single_admission_sync(call: Call[Any], n: int = 50, *, processes: int = 0) -> Job:
     """Blocking variant of `assert_single_admission`."""
-    return parts_of(call)[0].engine.run_sync(assert_single_admission(call, n, processes=processes))
+    return parts_of(check_race(call, n))[0].engine.run_sync(
+        assert_single_admission(call, n, processes=processes)
+    )
+
+
+def check_race(call: Call[Any], n: int) -> Call[Any]:
+    """Return what requests are raced for; raise InvalidCall if it is no call, or if nothing would race."""
+    if not isinstance(call, Call):
+        raise InvalidCall(f"{call!r} is no call: write assert_single_admission(task.call(…)).")
+    if n < 1:
+        raise InvalidCall(f"n={n!r}: at least one request has to be made.")
+    return call
 
 
 async def race(call: Call[Any], n: int, children: Sequence[Process]) -> list[Answer]:

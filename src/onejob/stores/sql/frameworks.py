@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onejob.errors import StoreError
+from onejob.errors import ForeignConnection, StoreError
 
 
 def is_of(thing: Any, package: str) -> bool:
@@ -28,6 +28,11 @@ def unwrap_django(connection: Any) -> Any:
 
 def begin_sqlalchemy(connection: Any) -> Any:
     """Return the pooled connection behind a Connection or a Session, after SQLAlchemy has begun."""
+    if not hasattr(connection, "connection"):
+        raise ForeignConnection(
+            f"connection= is an object of SQLAlchemy's {type(connection).__name__}: pass a connection or a "
+            "session that is in your transaction."
+        )
     own = connection.connection() if callable(connection.connection) else connection
     own.exec_driver_sql("SELECT 1")  # so that SQLAlchemy knows that there is something to commit
     return own.connection
