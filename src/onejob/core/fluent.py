@@ -43,11 +43,11 @@ class Fluent:
         return self._with(key=key)
 
     def per_queue(self) -> Fluent:
-        """Let the queue be part of the key."""
+        """Make the queue a part of the key."""
         return self._with(queue=True)
 
     def meta(self, *names: str) -> Fluent:
-        """Let metadata fields be part of the key."""
+        """Make fields of the metadata a part of the key."""
         return self._with(meta=names)
 
     def family(self, name: str) -> Fluent:
@@ -55,39 +55,39 @@ class Fluent:
         return self._with(family=name)
 
     def until(self, until: Until) -> Fluent:
-        """Hold until start, finish, failure or forever."""
+        """Hold the key until "start", "finish", "failure" or "forever"."""
         return self._with(until=until)
 
     def states(self, *states: State | str) -> Fluent:
-        """Hold in exactly these states."""
+        """Hold the key in exactly these states."""
         return self._with(states=states)
 
     def within(self, window: Duration) -> Fluent:
-        """Let the hold lapse at this age."""
+        """Hold the key for at most this long."""
         return self._with(within=window)
 
     def or_keep(self) -> Fluent:
-        """Let a newcomer have the job that is there."""
+        """Let a duplicate get the existing job."""
         return self._with(on_conflict="keep")
 
     def or_reject(self) -> Fluent:
-        """Refuse a newcomer with Duplicate."""
+        """Reject a duplicate: its request raises Duplicate."""
         return self._with(on_conflict="reject")
 
     def or_update(self, *also: str) -> Fluent:
-        """Let a newcomer overwrite the waiting job's payload, and the fields named."""
+        """Let a duplicate overwrite the waiting job's payload, and the named fields."""
         return self._with(on_conflict="update", fields=also)
 
     def or_replace(self, *, keep_schedule: bool = False) -> Fluent:
-        """Let a newcomer take the waiting job's place."""
+        """Let a duplicate take the waiting job's place."""
         return self._with(on_conflict="replace", keep_schedule=keep_schedule)
 
     def while_active(self, on_active: OnActive) -> Fluent:
-        """Say what a newcomer does about an active holder."""
+        """Choose what a request does while the holder runs."""
         return self._with(on_active=on_active)
 
     def version(self, name: str) -> Fluent:
-        """Let the highest value of this argument win."""
+        """Let the highest value of this argument win; a request with a lower one is stale."""
         return self._with(version=name)
 
     def merge(self, how: Mapping[str, str | Reducer] | Reducer, *, cap: int = 1000) -> Fluent:
@@ -95,27 +95,27 @@ class Fluent:
         return self._with(merge=how, merge_cap=cap)
 
     def debounce(self, wait: Duration, max_wait: Duration | None = None) -> Fluent:
-        """Wait until requests are quiet."""
+        """Run when no request has arrived for `wait`, and after `max_wait` at the latest."""
         return self._with(on_conflict="update", wait=wait, max_wait=max_wait)
 
     def throttle(self, every: Duration, edges: Edges = "first") -> Fluent:
-        """Admit one per window."""
+        """Admit one job per key and window."""
         return self._with(until="forever", within=every, edges=edges)
 
     def bump(self) -> Fluent:
-        """Let a duplicate raise priority or bring the time forward."""
+        """Let a duplicate raise the waiting job's priority or bring its time forward."""
         return self._with(bump=True)
 
     def or_mismatch_error(self) -> Fluent:
-        """Refuse the same key with another payload."""
+        """Reject a request that has the same key but another payload."""
         return self._with(on_mismatch="error")
 
     def demand(self, strength: Strength) -> Fluent:
-        """Refuse stores that guarantee less."""
+        """Refuse stores that guarantee less than this."""
         return self._with(strength=strength)
 
     def in_shadow(self) -> Fluent:
-        """Judge and count, but admit."""
+        """Decide and count, but admit every request."""
         return self._with(shadow=True)
 
 

@@ -1,4 +1,4 @@
-"""Unique: what is the same work, how long it is held, and what a newcomer does. A frozen value."""
+"""Unique: what is the same work, how long its key is held, and what a duplicate does. A frozen value."""
 
 from __future__ import annotations
 
