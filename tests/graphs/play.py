@@ -38,11 +38,14 @@ class WorkerProcesses:
         return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
 
     def refill(self) -> None:
-        """Replace the dead, and sometimes kill one at a random moment."""
+        """Replace the dead."""
         for index, process in enumerate(self._processes):
             if process.poll() is not None:
                 self.deaths += 1
                 self._processes[index] = self._start()
+
+    def maybe_kill(self) -> None:
+        """Sometimes kill one at a random moment."""
         if self._chance.random() < 0.05:
             self._chance.choice(self._processes).kill()
 
@@ -80,14 +83,18 @@ async def enqueue(app: App, graphs: Sequence[Graph]) -> Admissions:
 
 
 async def all_completed(app: App, workers: WorkerProcesses, patience: float) -> None:
-    """Wait until every job is completed."""
-    ends = time.monotonic() + patience
+    """Wait until every job is completed; kill workers no faster than they complete jobs."""
+    ends, completed = time.monotonic() + patience, 0
     while True:
-        left = {state: n for state, n in (await app.stats()).by_state.items() if n and state != "completed"}
+        by_state = (await app.stats()).by_state
+        left = {state: n for state, n in by_state.items() if n and state != "completed"}
         if not left:
             return
         assert time.monotonic() < ends, f"not within {patience:g} s: {left}"
         workers.refill()
+        if by_state[State.COMPLETED] > completed:  # a slow machine would start workers only to kill them
+            workers.maybe_kill()
+            completed = by_state[State.COMPLETED]
         await asyncio.sleep(0.1)
 
 
