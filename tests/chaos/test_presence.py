@@ -39,7 +39,7 @@ def test_a_killed_worker_is_seen_to_be_dead_within_two_heartbeats(tmp_path: Path
     app.close_sync()
 
 
-def test_a_worker_that_stops_in_order_is_listed_no_more(tmp_path: Path) -> None:
+def test_a_worker_that_stops_in_order_is_no_longer_listed(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/jobs.db"
     with started(tmp_path, url) as worker:
         eventually(lambda: bool(workers(url)), "the worker has reported")

@@ -87,7 +87,7 @@ async def test_waiting_is_bounded_by_the_builtin_timeout(app: App) -> None:
         await admission.covered(timeout=SHORT)
 
 
-async def test_rule_2e_a_result_follows_whoever_superseded_the_job(app: App) -> None:
+async def test_rule_2e_a_result_follows_the_job_that_superseded_it(app: App) -> None:
     mail = mailer(app, Unique(by="to", on_conflict="replace"))
     callers = [await mail.enqueue(1, text) for text in ("a", "b", "c")]
     waiting = [asyncio.create_task(caller.result()) for caller in callers]
@@ -145,7 +145,7 @@ async def test_awaiting_another_job_inside_a_run_is_fine(app: App) -> None:
 
 
 async def unfinished(admission: Admission[str]) -> bool:
-    """Tell whether the request is not yet covered, and may be."""
+    """Return whether the request is not yet covered, and may be."""
     try:
         await admission.covered(timeout=SHORT)
     except TimeoutError:
@@ -253,7 +253,7 @@ async def test_a_removed_job_covers_nothing(app: App) -> None:
         await admission.covered()
 
 
-async def test_covered_follows_whoever_superseded_the_job(app: App) -> None:
+async def test_covered_follows_the_job_that_superseded_it(app: App) -> None:
     mail = mailer(app, Unique(by="to", on_conflict="replace"))
     first = await mail.enqueue(1, "a")
     await mail.enqueue(1, "b")

@@ -51,7 +51,7 @@ async def test_a_new_request_is_created(app: App, clock: Clock) -> None:
     assert await states(app) == [State.AVAILABLE]
 
 
-async def test_a_duplicate_is_kept_and_told_why(app: App) -> None:
+async def test_a_duplicate_is_kept_with_a_reason(app: App) -> None:
     mail = mailer(app, Unique(by="to"))
     first = await mail.enqueue(1, "a")
     again = await mail.enqueue(1, "b")
@@ -170,7 +170,7 @@ def row(
 
 
 async def outcome_of(mail: Task[..., str]) -> Outcome:
-    """Enqueue a newcomer; tell what became of it, a refusal included."""
+    """Enqueue a newcomer; return its outcome, a refusal included."""
     try:
         return (await mail.enqueue(1, "new")).outcome
     except Duplicate as refusal:

@@ -38,7 +38,7 @@ from tests.contract.steps import (
 
 
 async def work(app: App) -> None:
-    """Run all that is due; nothing may need repair, for nobody died."""
+    """Run all that is due; nothing may need repair, because no process died."""
     worker = app.worker(drain=True)
     await worker.run()
     assert worker.repaired == 0
@@ -139,7 +139,7 @@ async def test_results_are_typed_and_in_order(app: App) -> None:
     assert await last.result(5) == ["tuple 2", "tuple 3", "tuple 1"]
 
 
-async def test_blockers_that_have_completed_block_nobody(app: App) -> None:
+async def test_blockers_that_have_completed_block_no_job(app: App) -> None:
     add, give = adder(app), number(app)
     one = await give.enqueue(1)
     await work(app)
@@ -613,7 +613,7 @@ async def test_a_thousand_wide_fan_in(app: App) -> None:
 # ── what dies in between, and what goes ───────────────────────────────────────────────────────────
 
 
-async def test_the_sweep_brings_news_that_a_dying_worker_did_not(app: App) -> None:
+async def test_the_sweep_notifies_dependants_that_a_dying_worker_did_not(app: App) -> None:
     add, give = adder(app), number(app)
     one = await give.enqueue(1)
     total = await add.options(after=one).enqueue()
@@ -637,7 +637,7 @@ async def test_the_sweep_notes_what_a_dying_client_did_not(app: App) -> None:
     assert (await app.job(request.job.id)).state is State.COMPLETED
 
 
-async def test_a_chain_that_somebody_waits_for_is_not_deleted_or_pruned(app: App, clock: Clock) -> None:
+async def test_a_chain_that_has_dependants_is_not_deleted_or_pruned(app: App, clock: Clock) -> None:
     add, give = adder(app), number(app)
     one, other = await give.enqueue(1), await give.options(delay="30d").enqueue(2)
     total = await add.options(after=[one, other]).enqueue()

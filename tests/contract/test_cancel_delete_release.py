@@ -32,7 +32,7 @@ async def test_cancel_ends_scheduled_and_retryable_jobs(app: App, delay: str | N
     assert (await mail.enqueue(1)).outcome is Outcome.CREATED
 
 
-async def test_cancel_tells_a_running_job_to_stop_and_its_end_frees_the_key(app: App) -> None:
+async def test_cancel_asks_a_running_job_to_stop_and_its_end_frees_the_key(app: App) -> None:
     mail = mailer(app, Unique(by="to"))
     await mail.enqueue(1)
     running = await start(app)
@@ -114,7 +114,7 @@ async def test_case_58_a_cancelled_job_is_cancelled_for_every_caller(app: App) -
 
 
 @pytest.mark.parametrize("verb", ["cancel", "delete", "dead.replay", "job"])
-async def test_an_unknown_job_is_told(app: App, verb: str) -> None:
+async def test_an_unknown_job_is_reported(app: App, verb: str) -> None:
     with pytest.raises(UnknownJob, match="0190"):
         await attrgetter(verb)(app)("0190")
 

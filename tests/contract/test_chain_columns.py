@@ -127,7 +127,7 @@ async def test_a_waiting_chain_is_not_bumped(app: App) -> None:
     assert await app.job(then.id) == then
 
 
-async def test_on_active_cancel_between_two_jobs_lets_the_newcomer_right_in(app: App) -> None:
+async def test_on_active_cancel_between_two_jobs_admits_the_request_at_once(app: App) -> None:
     mail = mailer(app, Unique(by="to", on_conflict="update", on_active="cancel"))
     await mail.enqueue(1, "a")
     then = await continued(app, await start(app))
@@ -168,7 +168,7 @@ async def test_a_continuations_own_policy_is_not_used(app: App) -> None:
     assert (await app.job(held.job.id)).is_holder
 
 
-async def test_a_run_told_to_stop_starts_no_continuation(app: App) -> None:
+async def test_a_run_that_was_asked_to_stop_starts_no_continuation(app: App) -> None:
     await mailer(app).enqueue(1)
     running = await start(app)
     await app.cancel(running.id)
@@ -177,7 +177,7 @@ async def test_a_run_told_to_stop_starts_no_continuation(app: App) -> None:
     assert await live(app) == []
 
 
-async def test_until_start_lets_go_at_the_first_start_of_the_chain(app: App) -> None:
+async def test_until_start_releases_the_key_at_the_first_start_of_the_chain(app: App) -> None:
     mail = mailer(app, Unique.until_executing(by="to"))
     await mail.enqueue(1)
     then = await continued(app, await start(app))

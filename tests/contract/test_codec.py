@@ -81,7 +81,7 @@ def in_keys(url: str) -> bytes:
 
 @pytest.fixture
 def contents(request: pytest.FixtureRequest, store: Store) -> Callable[[], bytes]:
-    """Read all that the store has, as whoever stole it would."""
+    """Read all that the store has, as a thief would."""
     if isinstance(store, MemoryStore):
         return lambda: in_memory(store)
     match store.guarantees.store:
@@ -248,7 +248,7 @@ async def test_apps_with_different_keys_agree_on_what_is_the_same(app: App) -> N
         assert (await mailer(newer, policy).enqueue("a", MARKER)).outcome is Outcome.KEPT
 
 
-async def test_partitions_are_told_apart_though_their_names_are_hidden(app: App) -> None:
+async def test_partitions_differ_although_their_names_are_hidden(app: App) -> None:
     app.queue("shared", partition_concurrency=1)
     mail = mailer(app, queue="shared", partition="to")
     for to in (MARKER, MARKER, "b"):
@@ -348,7 +348,7 @@ async def test_ticks_of_a_schedule_have_one_payload(app: App, clock: Clock) -> N
     assert first.payload_digest == second.payload_digest
 
 
-async def test_progress_keeps_its_fraction_and_hides_its_words(app: App) -> None:
+async def test_progress_keeps_its_fraction_and_hides_its_message(app: App) -> None:
     @app.task
     async def tell(text: str) -> None:
         current().progress(0.25, text)
@@ -379,7 +379,7 @@ async def failed(app: App, *, error: type[Exception] = ValueError) -> Job:
 
 
 @pytest.mark.parametrize("error", [ValueError, Discard])
-async def test_an_error_keeps_its_type_and_hides_its_words(app: App, error: type[Exception]) -> None:
+async def test_an_error_keeps_its_type_and_hides_its_message(app: App, error: type[Exception]) -> None:
     letter = await failed(app, error=error)
     [hidden] = letter.failures
     [shown] = app.reveal(letter).failures
@@ -389,7 +389,7 @@ async def test_an_error_keeps_its_type_and_hides_its_words(app: App, error: type
     assert "onejob:sealed" not in shown
 
 
-async def test_whoever_awaits_a_failed_job_is_told_its_error(app: App) -> None:
+async def test_a_caller_that_awaits_a_failed_job_gets_its_error(app: App) -> None:
     letter = await failed(app)
     chain_of = app.chain(letter.chain_id)
     with pytest.raises(JobFailed, match=f"ValueError: {MARKER}"):
@@ -543,7 +543,7 @@ async def test_the_name_of_sealed_values_is_reserved(store: Store) -> None:
             await admission.result()
 
 
-async def test_a_schedule_that_cannot_be_unsealed_holds_nobody_up(app: App, clock: Clock) -> None:
+async def test_a_schedule_that_cannot_be_unsealed_delays_no_other(app: App, clock: Clock) -> None:
     mail = mailer(app)
     await app.schedules.add("sealed", mail.call("a", MARKER), "0 * * * *")
     wrong = other(app, WRONG)

@@ -72,7 +72,7 @@ def ledger(app: App, place: str) -> Iterator[Ledger]:
 
 
 def connect(place: str) -> Any:
-    """Connect as somebody else, whose every statement is a transaction."""
+    """Return another connection, whose every statement is a transaction."""
     if place.startswith("postgresql"):
         return psycopg.connect(place, autocommit=True)
     return sqlite3.connect(place, isolation_level=None, check_same_thread=False)
@@ -212,7 +212,7 @@ async def test_what_is_enqueued_on_its_connection_is_part_of_it(
     assert len(await everything(app)) == (1 if fails else 2)
 
 
-async def test_a_plain_function_enqueues_on_its_connection_alike(app: App, ledger: Ledger) -> None:
+async def test_a_plain_function_enqueues_on_its_connection_too(app: App, ledger: Ledger) -> None:
     note = plain(app)
 
     @app.task
@@ -316,7 +316,7 @@ async def test_a_result_that_cannot_be_stored_rolls_back(app: App, ledger: Ledge
 
 
 @pytest.mark.parametrize("sql", ["COMMIT", "ROLLBACK"])
-async def test_a_transaction_that_was_ended_by_hand_does_not_complete(
+async def test_a_transaction_that_the_handler_ended_does_not_complete(
     app: App, ledger: Ledger, sql: str
 ) -> None:
     @app.task(retry=RETRY)
@@ -573,7 +573,7 @@ async def test_a_handler_that_goes_on_afterwards_is_not_stopped(
 
 
 class Faulty:
-    """A store whose next transaction is committed or rolled back, and nobody learns which."""
+    """A store whose next transaction is committed or rolled back without an answer."""
 
     def __init__(self, store: Store) -> None:
         self._store: Any = store
@@ -874,7 +874,7 @@ async def test_a_chain_that_was_written_down_goes_on(app: App, ledger: Ledger) -
 
 
 @both
-async def test_whoever_waits_for_the_chain_is_told(app: App, ledger: Ledger, kind: Kind) -> None:
+async def test_jobs_that_wait_for_the_chain_are_notified(app: App, ledger: Ledger, kind: Kind) -> None:
     note = kind(app)
 
     @app.task
@@ -891,7 +891,7 @@ async def test_whoever_waits_for_the_chain_is_told(app: App, ledger: Ledger, kin
 
 
 @pytest.mark.parametrize("ending", ["committed", "COMMIT"])
-async def test_whoever_waits_is_told_of_a_commit_in_doubt_too(
+async def test_dependants_are_notified_of_a_commit_in_doubt_too(
     store: Store, ledger: Ledger, ending: str
 ) -> None:
     faulty = Faulty(store)

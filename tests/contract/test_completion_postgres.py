@@ -105,7 +105,9 @@ async def test_a_transaction_that_sees_the_past_conflicts_with_a_heartbeat(
     assert ((await only(app)).state, rows(database)) == (State.COMPLETED, [1])
 
 
-async def test_who_must_await_is_told_so(app: App, postgres_url: str) -> None:
+async def test_a_blocking_block_on_an_async_connection_is_refused_with_the_cure(
+    app: App, postgres_url: str
+) -> None:
     @app.task
     async def note() -> None:
         async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
@@ -258,9 +260,7 @@ async def test_a_commit_that_the_server_refuses_fails_the_attempt(
     assert ((await only(app)).state, rows(database)) == (State.COMPLETED, [1])
 
 
-async def test_the_block_does_not_let_itself_be_committed_by_hand(
-    app: App, database: psycopg.Connection
-) -> None:
+async def test_the_block_refuses_a_manual_commit(app: App, database: psycopg.Connection) -> None:
     @app.task(retry=RETRY)
     async def note() -> None:
         async with current().transaction() as tx:

@@ -292,7 +292,7 @@ def backends(database: psycopg.Connection) -> int:
     ).rowcount
 
 
-# ── calls that nobody hears ───────────────────────────────────────────────────────────────────────
+# ── notifications that are lost ───────────────────────────────────────────────────────────────────────
 
 
 def listeners(database: psycopg.Connection) -> set[int]:
@@ -304,7 +304,7 @@ def listeners(database: psycopg.Connection) -> set[int]:
 
 
 async def new_listener(database: psycopg.Connection, known: set[int]) -> set[int]:
-    """Wait until somebody listens who did not before."""
+    """Wait for a new listener."""
     async with asyncio.timeout(PATIENCE):
         while not (found := listeners(database) - known):  # noqa: ASYNC110 - the server tells nobody
             await asyncio.sleep(0.01)
@@ -346,7 +346,7 @@ async def test_a_listener_that_is_back_rings_for_what_it_missed_and_for_what_com
         assert await start(other)
 
 
-async def test_a_commit_that_absorbed_a_request_wakes_those_who_passed_over_its_job(
+async def test_a_commit_that_absorbed_a_request_wakes_workers_that_passed_over_its_job(
     apps: list[App], database: psycopg.Connection, postgres_url: str
 ) -> None:
     mail = mailer(apps[0], Unique(by="to"))

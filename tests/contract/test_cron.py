@@ -48,12 +48,12 @@ async def pass_time(app: App, clock: Clock, by: str) -> list[Job]:
 
 
 def tick_times(jobs: list[Job]) -> list[str]:
-    """Tell for which ticks jobs were made."""
+    """Return the ticks for which jobs were made."""
     return [job.metadata["tick"][11:16] for job in jobs]
 
 
 async def standing(app: App) -> ScheduleStatus:
-    """Tell how the one schedule stands."""
+    """Return the status of the one schedule."""
     [one] = await app.schedules.list()
     return one
 
@@ -85,7 +85,7 @@ async def test_a_tick_makes_a_job_that_knows_its_tick(app: App, clock: Clock) ->
     assert (job.is_holder, job.key) == (True, schedule_key(app._engine, "report"))
 
 
-async def test_of_many_who_tick_at_once_one_wins(apps: list[App], clock: Clock) -> None:
+async def test_of_many_workers_that_tick_at_once_one_wins(apps: list[App], clock: Clock) -> None:
     for app in apps:
         reporter(app, overlap=None)
     tickers = [Ticker(app._engine, app._registry) for app in apps]
@@ -97,7 +97,9 @@ async def test_of_many_who_tick_at_once_one_wins(apps: list[App], clock: Clock) 
     assert tick_times(await everything(apps[0])) == ["00:05", "00:10", "00:15", "00:20", "00:25"]
 
 
-async def test_of_many_who_make_up_for_missed_ticks_each_is_made_once(apps: list[App], clock: Clock) -> None:
+async def test_of_many_workers_that_make_missed_ticks_each_tick_is_made_once(
+    apps: list[App], clock: Clock
+) -> None:
     for app in apps:
         reporter(app, overlap=None, missed="all")
     await Ticker(apps[0]._engine, apps[0]._registry).tick()
@@ -351,7 +353,7 @@ class TestRunTime:
         await Ticker(apps[0]._engine, apps[0]._registry).tick()
         assert [job.metadata["cron"] for job in await everything(apps[0])] == ["other"]
 
-    async def test_one_that_cannot_tick_holds_nobody_up(
+    async def test_one_schedule_that_cannot_tick_delays_no_other(
         self, app: App, clock: Clock, caplog: pytest.LogCaptureFixture
     ) -> None:
         reporter(app)

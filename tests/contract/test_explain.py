@@ -102,7 +102,7 @@ async def test_explain_honours_options(app: App) -> None:
     assert (await mail.options(key="another").explain(1)).dimensions["key"] == "another"
 
 
-async def test_pending_tells_whether_anything_of_the_key_is_live(app: App) -> None:
+async def test_pending_returns_whether_a_job_of_the_key_is_live(app: App) -> None:
     mail = mailer(app, Unique(by="to"))
     assert not await mail.pending(1)
     await mail.enqueue(1)
@@ -112,7 +112,7 @@ async def test_pending_tells_whether_anything_of_the_key_is_live(app: App) -> No
     assert not await mail.pending(1)
 
 
-async def test_pending_sees_a_job_that_has_let_go_of_its_key(app: App) -> None:
+async def test_pending_sees_a_job_that_has_released_its_key(app: App) -> None:
     mail = mailer(app, Unique.until_executing(by="to"))
     await mail.enqueue(1)
     running = await start(app)

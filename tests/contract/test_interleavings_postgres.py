@@ -245,7 +245,7 @@ def serially(scene: Scene, clock: Clock) -> list[list[Any]]:
 
 
 def leavings(scene: Scene) -> Iterator[set[int]]:
-    """Tell which leases may come back empty."""
+    """Return which leases may come back empty."""
     yield set()
     for index, act in enumerate(scene.acts):
         if isinstance(act, Lease):
@@ -411,7 +411,7 @@ def test_a_caller_who_rolls_back_leaves_nothing_for_the_completion_that_waited(s
     assert states(stage) == {1: "completed"}
 
 
-def test_a_request_that_stops_a_run_waits_for_who_relies_on_it_and_holds_nobody_up(
+def test_a_request_that_stops_a_run_waits_for_its_readers_and_delays_no_other(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Told to go on at once, it must not ask again and again for what it cannot have."""

@@ -125,7 +125,7 @@ async def test_a_worker_with_no_room_leases_nothing(app: App) -> None:
     assert await lease(app, total=0) == []
 
 
-async def test_the_store_tells_when_the_next_job_is_due(app: App, clock: Clock) -> None:
+async def test_the_store_knows_when_the_next_job_is_due(app: App, clock: Clock) -> None:
     assert await next_due(app, "") is None
     mail = mailer(app)
     await mail.enqueue(1)
@@ -391,7 +391,7 @@ async def test_a_job_that_kills_every_worker_becomes_a_dead_letter(app: App, clo
     assert (await mail.enqueue(1)).outcome is Outcome.CREATED
 
 
-async def test_a_rescued_job_that_was_told_to_stop_ends_cancelled(app: App, clock: Clock) -> None:
+async def test_a_rescued_job_that_was_asked_to_stop_ends_cancelled(app: App, clock: Clock) -> None:
     await mailer(app).enqueue(1)
     job = await start(app)
     await app.cancel(job.id)

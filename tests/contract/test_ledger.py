@@ -87,7 +87,7 @@ async def test_case_68_a_shadow_counts_what_it_would_have_done(app: App) -> None
     assert await tallies(app) == {("mail", "shadow:kept", first.job.id): 1}
 
 
-async def test_bulk_and_blocking_requests_count_alike(app: App) -> None:
+async def test_bulk_and_blocking_requests_count_as_awaited_ones_do(app: App) -> None:
     mail = mailer(app, Unique(by="to"))
     await app.enqueue_many([mail.call(1) for _ in range(10)])
     await asyncio.to_thread(mail.enqueue_sync, 1)
@@ -140,7 +140,7 @@ async def test_fifty_concurrent_duplicates_are_counted_exactly(app: App) -> None
     assert await absorbed(app) == {"kept": 49}
 
 
-async def test_a_suppression_is_told_with_task_and_key_and_without_arguments(
+async def test_a_suppression_is_logged_with_task_and_key_and_without_arguments(
     app: App, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="onejob")

@@ -200,7 +200,7 @@ async def test_an_edit_that_would_change_the_version_is_refused(app: App) -> Non
     assert (await app.dead.replay(letter.id, args={"text": 5})).outcome is Outcome.CREATED
 
 
-async def test_an_edit_is_refused_where_nobody_can_tell_the_key(app: App) -> None:
+async def test_an_edit_is_refused_where_the_key_is_unknown(app: App) -> None:
     mail = mailer(app)
     await mail.options(key="first customer").enqueue(1)
     letter = await discard(app)

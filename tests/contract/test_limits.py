@@ -122,7 +122,7 @@ async def test_pausing_and_resuming_twice_is_once(app: App) -> None:
     assert await app.queues.paused() == frozenset()
 
 
-async def test_a_queue_that_nobody_declared_cannot_be_paused(app: App) -> None:
+async def test_an_undeclared_queue_cannot_be_paused(app: App) -> None:
     mailer(app)
     with pytest.raises(UnknownQueue, match="emials"):
         await app.queues.pause("emials")
@@ -171,7 +171,7 @@ async def test_a_task_says_how_long_its_jobs_are_worth_running(app: App, clock: 
 
 
 @pytest.mark.parametrize("state", ["available", "scheduled", "retryable", "pending"])
-async def test_the_sweep_ends_what_waits_in_vain(app: App, clock: Clock, state: str) -> None:
+async def test_the_sweep_ends_jobs_that_wait_in_vain(app: App, clock: Clock, state: str) -> None:
     mail = mailer(app, Unique.coalesce(by="to"), retry=Retry(attempts=3, base=20, jitter=0))
     match state:
         case "available":
@@ -309,7 +309,7 @@ async def test_one_lease_takes_no_more_than_a_share(app: App) -> None:
     assert whose(await lease(app, total=5)) == ["c"]
 
 
-async def test_a_crowd_keeps_nobody_waiting(app: App) -> None:
+async def test_a_tenant_with_many_jobs_delays_no_other(app: App) -> None:
     app.queue("shared", partition_concurrency=1)
     serve = tenants(app, queue="shared")
     await app.enqueue_many([serve.call("a", str(number)) for number in range(2_000)])
@@ -320,7 +320,7 @@ async def test_a_crowd_keeps_nobody_waiting(app: App) -> None:
     assert [job.id for job in await lease(app, total=5)] == [free.job.id]
 
 
-async def test_a_crowd_of_several_tasks_keeps_nobody_waiting(app: App) -> None:
+async def test_a_tenant_with_many_jobs_of_several_tasks_delays_no_other(app: App) -> None:
     app.queue("shared", partition_concurrency=2)
     serve, wash = tenants(app, queue="shared"), tenants(app, queue="shared", name="wash")
     await app.enqueue_many([serve.call("a", str(number)) for number in range(500)])
@@ -558,7 +558,7 @@ async def test_a_duplicate_takes_no_place_from_others_of_its_batch(app: App) -> 
     assert outcomes == ["created", "kept", "kept", "created", "rejected"]
 
 
-async def test_whoever_comes_first_in_a_batch_gets_the_last_place(app: App) -> None:
+async def test_the_first_request_of_a_batch_gets_the_last_place(app: App) -> None:
     app.queue("small", max_depth=3)
     mail = mailer(app, Unique(by="to"), queue="small")
     calls = [mail.call(1), mail.call(2), mail.options(force=True).call(2), mail.options(force=True).call(1)]

@@ -259,7 +259,7 @@ async def test_a_mismatch_is_an_error_while_the_job_runs_and_after_it_ended(app:
     assert (await mail.enqueue(1, "a")).outcome is Outcome.KEPT
 
 
-async def test_a_mismatch_is_ignored_by_default_and_told(app: App) -> None:
+async def test_a_mismatch_is_ignored_by_default_and_reported(app: App) -> None:
     mail = mailer(app, Unique(by="to"))
     await mail.enqueue(1, "a")
     kept = await mail.enqueue(1, "b")

@@ -93,7 +93,7 @@ def test_processes_that_open_an_empty_database_at_once_make_the_tables_once(
     assert database.execute("SELECT count(*) FROM onejob_installation").fetchall() == [(1,)]
 
 
-def test_whoever_comes_while_the_tables_are_made_waits_and_finds_them(
+def test_a_process_that_comes_while_the_tables_are_made_waits_and_finds_them(
     postgres_url: str, database: psycopg.Connection
 ) -> None:
     """The maker has not committed yet, so that the other sees no tables at first."""
@@ -123,7 +123,7 @@ def test_tables_that_are_not_ours_are_refused_and_left_alone(
     assert app.maintenance.schema().found == 0
 
 
-def test_what_is_named_almost_like_ours_stays_and_disturbs_nobody(
+def test_tables_named_almost_like_ours_stay_and_disturb_nothing(
     postgres_url: str, database: psycopg.Connection
 ) -> None:
     database.execute("CREATE TABLE onejobs (mine int)")
@@ -175,7 +175,7 @@ async def test_the_script_makes_the_same_tables_and_is_empty_afterwards(
 async def test_a_migration_that_fails_leaves_nothing_behind(
     postgres_url: str, database: psycopg.Connection
 ) -> None:
-    """Somebody's index has a name that we need, which shows when half of the tables are made."""
+    """An existing index has a name that we need, which shows when half of the tables are made."""
     database.execute("CREATE TABLE mine (n int)")
     database.execute("CREATE INDEX onejob_leased ON mine (n)")
     app = App(postgres_url)

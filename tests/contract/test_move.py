@@ -179,7 +179,7 @@ async def test_running_jobs_are_not_moved_from_under_their_workers(apps: tuple[A
     assert await everything(new) == []
 
 
-async def test_progress_is_told_from_nothing_to_all(apps: tuple[App, App]) -> None:
+async def test_progress_is_reported_from_nothing_to_all(apps: tuple[App, App]) -> None:
     old, new = apps
     there, _ = both(apps, Unique(by="to"))
     await old.enqueue_many([there.call(number) for number in range(1200)])

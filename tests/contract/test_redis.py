@@ -199,7 +199,7 @@ def test_a_wrong_url_is_refused(url: str, told: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+cluster"])
-async def test_a_password_is_never_told(scheme: str) -> None:
+async def test_a_password_is_never_shown(scheme: str) -> None:
     with pytest.raises(StoreUnavailable) as raised:
         await mailer(App(f"{scheme}://user:hush@127.0.0.1:1/0?socket_connect_timeout=1")).enqueue(1)
     assert "127.0.0.1:1" in str(raised.value)
@@ -318,7 +318,7 @@ async def test_the_doctor_finds_holds_without_jobs(app: App, server: Redis) -> N
     assert (await mail.enqueue(1)).outcome is Outcome.CREATED
 
 
-async def test_the_doctor_says_that_nobody_answers() -> None:
+async def test_the_doctor_says_that_no_server_answers() -> None:
     findings = await RedisStore("redis://127.0.0.1:1").examine()
     assert [(finding.check, finding.level) for finding in findings] == [("server", "fail")]
 
@@ -378,7 +378,7 @@ async def test_killed_connections_are_replaced(app: App, server: Redis) -> None:
     assert len(await everything(app)) == 10
 
 
-async def test_a_worker_hears_again_after_it_was_cut_off(app: App, server: Redis) -> None:
+async def test_a_worker_is_notified_again_after_it_was_disconnected(app: App, server: Redis) -> None:
     mail = mailer(app)
     async with app.worker():
         await (await mail.enqueue(1)).result(10)
@@ -425,7 +425,7 @@ async def test_many_tasks_share_scripts(app: App, server: Redis) -> None:
     assert calls <= 10
 
 
-async def test_one_who_is_cancelled_takes_nobody_along(app: App) -> None:
+async def test_one_cancelled_caller_fails_no_other(app: App) -> None:
     mail = mailer(app)
     await asyncio.gather(*(mail.enqueue(n) for n in range(10)))  # from now on requests gather
     for first in range(20):

@@ -188,7 +188,7 @@ async def test_rule_2b_snooze_and_hand_back_leave_both_as_they_are(
     assert (await run(app)).arguments["text"] == "c"
 
 
-async def test_on_active_cancel_tells_the_run_to_stop_and_follows_it(app: App) -> None:
+async def test_on_active_cancel_asks_the_run_to_stop_and_follows_it(app: App) -> None:
     mail = mailer(app, Unique(by="to", on_conflict="update", on_active="cancel"))
     await mail.enqueue(1, "a")
     running = await start(app)
@@ -200,7 +200,7 @@ async def test_on_active_cancel_tells_the_run_to_stop_and_follows_it(app: App) -
     assert (await run(app)).arguments["text"] == "b"
 
 
-async def test_on_active_cancel_does_not_retry_what_failed_after_being_told(app: App) -> None:
+async def test_on_active_cancel_does_not_retry_a_run_that_failed_after_it_was_asked_to_stop(app: App) -> None:
     mail = mailer(app, Unique(by="to", on_conflict="update", on_active="cancel"))
     await mail.enqueue(1, "a")
     running = await start(app)
@@ -236,7 +236,9 @@ async def test_case_61_a_request_from_another_jobs_run_is_no_special_case(app: A
     assert (kept.outcome, kept.job.id) == (Outcome.KEPT, held.job.id)
 
 
-async def test_case_61_a_task_that_lets_go_at_its_start_enqueues_itself_as_new_work(app: App) -> None:
+async def test_case_61_a_task_that_releases_its_key_at_its_start_enqueues_itself_as_new_work(
+    app: App,
+) -> None:
     mail = mailer(app, Unique.until_executing(by="to"))
     await mail.enqueue(1, "a")
     running = await start(app)

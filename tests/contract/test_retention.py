@@ -76,7 +76,7 @@ async def test_a_hold_outlives_a_retention_of_zero(app: App, clock: Clock) -> No
     assert (kept.outcome, kept.job.id, kept.job.is_tombstone) == (Outcome.KEPT, first.job.id, True)
 
 
-async def test_jobs_of_tasks_that_nobody_declares_any_more_are_forgotten_too(app: App, clock: Clock) -> None:
+async def test_jobs_of_tasks_that_are_no_longer_declared_are_pruned_too(app: App, clock: Clock) -> None:
     await finish(app, mailer(app, name="old"))
     clock.advance("8d")
     later = App(store=app._engine.store)
@@ -113,7 +113,7 @@ def test_what_cannot_be_meant_is_refused_when_the_task_is_declared(
 # ── passes ────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_pass_forgets_in_batches_and_tells_how_far_it_is(app: App, clock: Clock) -> None:
+async def test_pruning_deletes_in_batches_and_reports_progress(app: App, clock: Clock) -> None:
     await finish(app, mailer(app), 2 * AT_ONCE + 1)  # all at the same instant
     clock.advance("8d")
     told: list[Pruned] = []
@@ -121,7 +121,7 @@ async def test_a_pass_forgets_in_batches_and_tells_how_far_it_is(app: App, clock
     assert [one.deleted for one in told] == [AT_ONCE, 2 * AT_ONCE, 2 * AT_ONCE + 1]
 
 
-async def test_a_dry_run_tells_what_would_go_and_changes_nothing(app: App, clock: Clock) -> None:
+async def test_a_dry_run_counts_what_would_be_deleted_and_changes_nothing(app: App, clock: Clock) -> None:
     mail, once = mailer(app), mailer(app, Unique.once(by="to"), name="once")
     latest = mailer(app, Unique.latest(by="to", version="text"), name="latest")
     await finish(app, mail, 3)
@@ -153,7 +153,7 @@ async def test_of_many_workers_one_does_the_pass(app: App, clock: Clock) -> None
     assert await prune_in_turn(App(store=app._engine.store)._engine) == Pruned()
 
 
-async def test_workers_that_come_at_once_harm_nothing(app: App, clock: Clock) -> None:
+async def test_workers_that_start_at_once_do_no_harm(app: App, clock: Clock) -> None:
     await finish(app, mailer(app), 250)
     clock.advance("8d")
     done = await asyncio.gather(*(prune_in_turn(app._engine) for _ in range(4)))

@@ -12,7 +12,7 @@ from onejob.testing import Clock
 from tests.contract.steps import absorbed, complete, discard, fail, lease, mailer, run, start
 
 HOURLY = Replay(times=3, after="1h", factor=2, cap="3h")
-NOBODY: Counter[Outcome] = Counter()
+NONE_REPLAYED: Counter[Outcome] = Counter()
 
 
 def hopeful(app: App, unique: Unique | None = None, replay: Replay = HOURLY) -> Task[..., str]:
@@ -31,12 +31,12 @@ async def test_a_letter_comes_back_after_its_delay(app: App, clock: Clock) -> No
     dead = await app.job(letter)
     assert (dead.state, dead.run_at - clock()) == (State.DISCARDED, clock().resolution * 3_600_000_000)
     clock.advance("59m")
-    assert await app.maintenance.replay_due() == NOBODY
+    assert await app.maintenance.replay_due() == NONE_REPLAYED
     clock.advance("1m")
     assert await app.maintenance.replay_due() == {Outcome.CREATED: 1}
     alive = await app.job(letter)
     assert (alive.state, alive.attempt, alive.replays) == (State.AVAILABLE, 0, 1)
-    assert await app.maintenance.replay_due() == NOBODY
+    assert await app.maintenance.replay_due() == NONE_REPLAYED
     assert (await run(app)).id == letter
 
 
@@ -47,29 +47,29 @@ async def test_the_delay_grows_up_to_its_cap_and_the_replays_end(app: App, clock
         clock.advance(f"{hours}h")
         assert await app.maintenance.replay_due() == {Outcome.CREATED: 1}
         await die(app)
-        assert await app.maintenance.replay_due() == NOBODY
+        assert await app.maintenance.replay_due() == NONE_REPLAYED
     clock.advance("100d")
-    assert await app.maintenance.replay_due() == NOBODY
+    assert await app.maintenance.replay_due() == NONE_REPLAYED
     dead = await app.job(letter)
     assert (dead.state, dead.replays) == (State.DISCARDED, 3)
     assert (await app.dead.replay(letter)).job.replays == 4  # by hand it may come back as often as one likes
 
 
-async def test_a_replay_by_hand_counts(app: App, clock: Clock) -> None:
+async def test_a_manual_replay_counts(app: App, clock: Clock) -> None:
     await hopeful(app, replay=Replay(times=1, after="1h")).enqueue(1)
     letter = await die(app)
     await app.dead.replay(letter)
     await die(app)
     clock.advance("10d")
-    assert await app.maintenance.replay_due() == NOBODY
+    assert await app.maintenance.replay_due() == NONE_REPLAYED
 
 
-async def test_a_replay_by_hand_comes_before_the_one_that_was_due(app: App, clock: Clock) -> None:
+async def test_a_manual_replay_precedes_the_automatic_one(app: App, clock: Clock) -> None:
     await hopeful(app).enqueue(1)
     letter = await die(app)
     await app.dead.replay(letter)
     clock.advance("10h")
-    assert await app.maintenance.replay_due() == NOBODY  # it is alive
+    assert await app.maintenance.replay_due() == NONE_REPLAYED  # it is alive
     assert (await run(app)).id == letter
 
 
@@ -81,10 +81,10 @@ async def test_a_letter_whose_key_is_held_spends_a_replay_and_waits_on(app: App,
     for replays in (1, 2, 3):
         clock.advance("3h")
         assert await app.maintenance.replay_due() == {Outcome.KEPT: 1}
-        assert await app.maintenance.replay_due() == NOBODY  # not again in every sweep
+        assert await app.maintenance.replay_due() == NONE_REPLAYED  # not again in every sweep
         assert (await app.job(letter)).replays == replays
     clock.advance("3h")
-    assert await app.maintenance.replay_due() == NOBODY  # nor for ever
+    assert await app.maintenance.replay_due() == NONE_REPLAYED  # nor for ever
     assert (await app.job(letter)).state is State.DISCARDED
     assert await absorbed(app) == {"kept": 3}
 
@@ -110,7 +110,7 @@ async def test_a_letter_of_an_older_version_is_stale(app: App, clock: Clock) -> 
     await run(app)
     clock.advance("1h")
     assert await app.maintenance.replay_due() == {Outcome.STALE: 1}
-    assert await app.maintenance.replay_due() == NOBODY
+    assert await app.maintenance.replay_due() == NONE_REPLAYED
     assert (await app.job(letter)).replays == 1
     assert await absorbed(app) == {"stale": 1}
 
@@ -119,7 +119,7 @@ async def test_what_was_given_up_on_stays_dead(app: App, clock: Clock) -> None:
     await hopeful(app).enqueue(1)
     await discard(app)
     clock.advance("10d")
-    assert await app.maintenance.replay_due() == NOBODY
+    assert await app.maintenance.replay_due() == NONE_REPLAYED
 
 
 async def test_a_job_of_a_worker_that_died_comes_back_too(app: App, clock: Clock) -> None:
@@ -136,7 +136,7 @@ async def test_a_task_without_a_policy_has_letters_that_stay(app: App, clock: Cl
     await mailer(app, retry=Retry.never()).enqueue(1)
     await die(app)
     clock.advance("100d")
-    assert await app.maintenance.replay_due() == NOBODY
+    assert await app.maintenance.replay_due() == NONE_REPLAYED
 
 
 async def test_any_app_of_the_namespace_replays_what_is_due(app: App, clock: Clock) -> None:
@@ -145,7 +145,7 @@ async def test_any_app_of_the_namespace_replays_what_is_due(app: App, clock: Clo
     clock.advance("1h")
     other = App(store=app._engine.store, namespace="other")
     hopeful(other)
-    assert await other.maintenance.replay_due() == NOBODY
+    assert await other.maintenance.replay_due() == NONE_REPLAYED
     assert await App(store=app._engine.store).maintenance.replay_due() == {Outcome.CREATED: 1}
 
 
@@ -178,7 +178,7 @@ async def test_a_deleted_letter_does_not_come_back(app: App, clock: Clock) -> No
     await hopeful(app).enqueue(1)
     await app.delete(await die(app))
     clock.advance("1h")
-    assert await app.maintenance.replay_due() == NOBODY
+    assert await app.maintenance.replay_due() == NONE_REPLAYED
 
 
 async def test_several_workers_that_sweep_at_once_bring_each_letter_back_once(app: App, clock: Clock) -> None:
@@ -222,7 +222,7 @@ async def test_a_tombstone_does_not_come_back(app: App, clock: Clock) -> None:
     clock.advance("3d")
     assert await app.maintenance.prune() == 0
     assert (await app.job(letter)).is_tombstone
-    assert await app.maintenance.replay_due() == NOBODY
+    assert await app.maintenance.replay_due() == NONE_REPLAYED
     with pytest.raises(InvalidCall):
         await app.dead.replay(letter)
 
@@ -236,4 +236,4 @@ async def test_a_letter_that_came_back_and_succeeds_is_done(app: App, clock: Clo
     await complete(app, await start(app), "sent")
     assert await first.result() == "sent"
     clock.advance("10d")
-    assert await app.maintenance.replay_due() == NOBODY
+    assert await app.maintenance.replay_due() == NONE_REPLAYED

@@ -274,7 +274,7 @@ async def test_by_default_all_arguments_are_the_key(app: App) -> None:
     assert (await mail.enqueue(1, "a")).job.id == first.job.id
 
 
-async def test_a_job_for_nobody_is_one_per_task(app: App) -> None:
+async def test_jobs_for_none_are_the_same_work(app: App) -> None:
     mail = mailer(app, Unique(by="to"))
     first = await mail.enqueue(None, "a")
     assert (await mail.enqueue(None, "b")).job.id == first.job.id

@@ -22,7 +22,7 @@ async def test_settings_of_other_kinds_and_namespaces_are_apart(app: App) -> Non
     assert await app._engine.store.settings("", "cron") == {}
 
 
-async def test_a_setting_wakes_whoever_waits(app: App) -> None:
+async def test_a_setting_wakes_waiting_callers(app: App) -> None:
     seen = app._engine.store.position()
     await app._engine.store.put_setting("", "queue", "mail", b"1")
     await app._engine.store.wait(60, seen)

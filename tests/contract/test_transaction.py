@@ -171,7 +171,7 @@ async def test_bulk_with_a_connection_that_meets_a_full_disk_stores_nothing(
     assert await absorbed(app) == {}
 
 
-async def test_blocking_code_joins_a_transaction_alike(app: App, connection: sqlite3.Connection) -> None:
+async def test_blocking_code_joins_a_transaction_too(app: App, connection: sqlite3.Connection) -> None:
     mail = mailer(app, Unique(by="to"))
     mail.options(connection=connection).enqueue_sync(1)
     app.enqueue_many_sync([mail.call(1), mail.call(2)], connection=connection)
@@ -218,7 +218,7 @@ async def test_the_memory_store_has_no_transactions(connection: sqlite3.Connecti
     assert await everything(app) == []
 
 
-async def test_a_connection_without_a_transaction_is_told_to_begin_one(app: App, tmp_path: Path) -> None:
+async def test_a_connection_without_a_transaction_is_refused_with_the_cure(app: App, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as connection:
         mail = mailer(app, Unique(by="to")).options(connection=connection)
         with pytest.raises(StoreError, match="BEGIN IMMEDIATE"):
@@ -256,7 +256,7 @@ async def test_case_21_an_open_transaction_is_waited_for_within_a_bound(
     assert await absorbed(app) == {"kept": 1}
 
 
-async def test_case_21_many_who_wait_for_one_transaction_are_bounded_together(
+async def test_case_21_many_callers_that_wait_for_one_transaction_are_bounded_together(
     app: App, connection: sqlite3.Connection
 ) -> None:
     mail = mailer(app, Unique(by="to"))
@@ -340,7 +340,7 @@ async def test_a_job_enqueued_inside_a_transaction_runs_after_the_commit_only(
 # ── hooks ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_hooks_hear_of_a_callers_transaction_when_an_adapter_reports_its_commit(
+async def test_hooks_are_called_for_a_callers_transaction_when_an_adapter_reports_its_commit(
     app: App, connection: sqlite3.Connection
 ) -> None:
     heard: list[tuple[str, str]] = []
@@ -366,7 +366,7 @@ async def test_hooks_hear_of_a_callers_transaction_when_an_adapter_reports_its_c
     assert heard == [("created", first.job.id), ("deduplicated", first.job.id)]
 
 
-async def test_hooks_do_not_hear_of_a_transaction_that_no_adapter_reports(
+async def test_hooks_are_not_called_for_a_transaction_that_no_adapter_reports(
     app: App, connection: sqlite3.Connection
 ) -> None:
     heard: list[Event] = []

@@ -27,7 +27,7 @@ from onejob.testing import Clock
 from tests.contract.steps import absorbed, everything, lease, mailer, start, turn
 from tests.contract.visits import LEVELS, WAYS, Isolation, Visit, configure_django, options
 
-BRIEF = 0.3  # seconds that an admission waits for somebody else's transaction
+BRIEF = 0.3  # seconds that an admission waits for another transaction
 SNAPSHOTS: list[Isolation] = ["REPEATABLE READ", "SERIALIZABLE"]  # levels at which the past is seen
 DRIVERS = ["psycopg", "psycopg awaited", "asyncpg", "Django"]
 KEEP = Unique(by="to")
@@ -237,7 +237,7 @@ async def test_case_23_a_count_changed_since_the_snapshot_is_no_conflict(
     assert await absorbed(app) == {"kept": 3}
 
 
-# ── somebody else's transaction is open ───────────────────────────────────────────────────────────
+# ── another transaction is open ───────────────────────────────────────────────────────────
 
 
 async def test_case_21_an_open_transaction_is_waited_for_within_a_bound(app: App, postgres_url: str) -> None:
@@ -256,7 +256,7 @@ async def test_case_21_an_open_transaction_is_waited_for_within_a_bound(app: App
     assert await absorbed(app) == {"kept": 1}
 
 
-async def test_case_21_many_who_wait_for_one_transaction_keep_nobody_else_waiting(
+async def test_case_21_many_callers_that_wait_for_one_transaction_delay_no_other(
     app: App, postgres_url: str
 ) -> None:
     mail = mailer(app, KEEP)
@@ -279,7 +279,7 @@ async def test_case_21_bulk_answers_what_is_free_and_names_what_is_busy(app: App
     assert sorted(job.arguments["to"] for job in await everything(app)) == [0, 1, 3, 4]
 
 
-async def test_a_turn_waits_for_nobodys_transaction(app: App, postgres_url: str) -> None:
+async def test_a_turn_waits_for_no_transaction(app: App, postgres_url: str) -> None:
     app.queue("narrow", concurrency=2)
     mail = mailer(app, Unique.coalesce(by="to"), queue="narrow")
     for n in range(3):
@@ -295,7 +295,7 @@ async def test_a_turn_waits_for_nobodys_transaction(app: App, postgres_url: str)
 
 
 def somebody_waits(database: psycopg.Connection) -> bool:
-    """Tell whether a session of this database waits for another."""
+    """Return whether a session of this database waits for another."""
     [[waiting]] = database.execute(
         "SELECT count(*) FROM pg_stat_activity"
         " WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0"
@@ -304,7 +304,7 @@ def somebody_waits(database: psycopg.Connection) -> bool:
 
 
 async def blocked(task: asyncio.Task[object], database: psycopg.Connection) -> None:
-    """Wait until a request waits for somebody's transaction."""
+    """Wait until a request waits for another transaction."""
     async with asyncio.timeout(20):
         while not await asyncio.to_thread(somebody_waits, database):
             assert not task.done()
@@ -439,7 +439,9 @@ async def test_what_is_no_connection_at_all_is_refused(app: App) -> None:
                 mail.options(connection=stranger).enqueue_sync(1)
 
 
-async def test_a_connection_without_a_transaction_is_told_to_begin_one(app: App, postgres_url: str) -> None:
+async def test_a_connection_without_a_transaction_is_refused_with_the_cure(
+    app: App, postgres_url: str
+) -> None:
     mail = mailer(app, KEEP)
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         with pytest.raises(StoreError, match="begin one first"):
@@ -462,7 +464,7 @@ async def test_a_connection_without_a_transaction_is_told_to_begin_one(app: App,
     assert [job.arguments["to"] for job in await everything(app)] == [1, 2, 3]
 
 
-async def test_sqlalchemy_that_commits_by_itself_is_told_to_begin(app: App, postgres_url: str) -> None:
+async def test_sqlalchemy_in_autocommit_is_refused_with_the_cure(app: App, postgres_url: str) -> None:
     mail = mailer(app, KEEP)
     with (
         create_engine(**options(postgres_url, "psycopg", "AUTOCOMMIT")).connect() as connection,
@@ -476,7 +478,7 @@ async def test_sqlalchemy_that_commits_by_itself_is_told_to_begin(app: App, post
     assert await everything(app) == []
 
 
-async def test_django_outside_atomic_is_told_to_enter_it(app: App, postgres_url: str) -> None:
+async def test_django_outside_atomic_is_refused_with_the_cure(app: App, postgres_url: str) -> None:
     configure_django(postgres_url)
     mail = mailer(app, KEEP)
 

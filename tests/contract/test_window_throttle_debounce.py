@@ -102,9 +102,7 @@ End = typing.Literal["waiting", "active", "completed", "cancelled", "discarded"]
 
 
 @pytest.mark.parametrize("end", typing.get_args(End))
-async def test_throttle_admits_one_per_window_whatever_becomes_of_it(
-    app: App, clock: Clock, end: End
-) -> None:
+async def test_throttle_admits_one_per_window_however_it_ends(app: App, clock: Clock, end: End) -> None:
     mail = mailer(app, Unique.throttle("1m", by="to"))
     first = await mail.enqueue(1)
     match end:

@@ -192,7 +192,7 @@ async def sqlalchemy_async_connection(url: str, level: Isolation, *, driver: str
 
 
 def configure_django(url: str) -> None:
-    """Tell Django of the database, once per process and once per level."""
+    """Add the database to the settings of Django, once per process and once per level."""
     known = conninfo_to_dict(url)
     place: dict[str, Any] = {
         "ENGINE": "django.db.backends.postgresql",

@@ -614,7 +614,7 @@ async def test_live_updates_say_when_something_changed(app: App) -> None:
     await stream.aclose()  # type: ignore[attr-defined]
 
 
-async def test_a_page_that_did_not_listen_hears_that_something_changed(app: App) -> None:
+async def test_a_page_that_was_away_learns_that_something_changed(app: App) -> None:
     site = dashboard(app)
     sampler = site.state.dashboard.sampler
     seen = await sampler.fingerprint()

@@ -57,7 +57,7 @@ def look() -> dict[str, Any]:
 
 @app.task(process=True)
 def tell_and_wait(name: str) -> None:
-    """Tell of progress, and wait for a file."""
+    """Report progress, and wait for a file."""
     for step in range(1000):
         current().progress(step / 1000, "computing")
     current().progress(0.75, "nearly there")

@@ -83,7 +83,7 @@ def mailer(app: App, policy: Any = None) -> Task[..., str]:
 
 
 async def unchanged(app: App, before: Job) -> bool:
-    """Tell whether the job that was there before is all there is."""
+    """Return whether the job that was there before is all there is."""
     return await app.jobs() == [before] and (await app.stats()).absorbed == {}
 
 
@@ -129,7 +129,7 @@ async def test_an_argument_that_cannot_be_written_is_refused(app: App, policy: A
 
 
 def one_sentence(error: OnejobError) -> bool:
-    """Tell whether an error says what is wrong in a line that fits a log."""
+    """Return whether an error says what is wrong in a line that fits a log."""
     text = str(error)
     return text.endswith(".") and "\n" not in text and len(text) < 400
 
@@ -168,7 +168,7 @@ async def test_a_call_that_does_not_fit_the_task_is_refused(
     assert await app.jobs() == []
 
 
-async def test_unknown_names_are_told(app: App) -> None:
+async def test_unknown_names_are_reported(app: App) -> None:
     mail = mailer(app)
     with pytest.raises(UnknownTask, match="registered: mail"):
         app._registry.task("male")
@@ -269,7 +269,7 @@ async def test_a_database_from_a_newer_version_is_left_alone(tmp_path: Path) -> 
         assert await app.jobs() == [job]
 
 
-async def test_somebody_elses_database_is_shared_and_their_tables_left_alone(tmp_path: Path) -> None:
+async def test_a_database_with_other_tables_is_shared_and_they_are_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE orders (id INTEGER)")
@@ -301,7 +301,7 @@ def test_a_name_that_looks_like_a_uri_is_a_name(tmp_path: Path, monkeypatch: pyt
         assert connection.execute("SELECT count(*) FROM onejob_jobs").fetchone() == (1,)
 
 
-async def test_a_damaged_database_is_told(tmp_path: Path) -> None:
+async def test_a_damaged_database_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     async with App(store=SQLiteStore(path)) as app:
         mail = mailer(app)
@@ -340,7 +340,7 @@ def make_loop(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_a_place_where_no_file_can_be_is_told(tmp_path: Path, place: str) -> None:
+async def test_a_path_where_no_file_can_be_is_reported(tmp_path: Path, place: str) -> None:
     assert isinstance(await refusal(PLACES[place](tmp_path)), StoreUnavailable)
 
 
@@ -475,13 +475,13 @@ def make_folder_read_only(path: Path) -> None:
     path.parent.chmod(0o555)
 
 
-async def test_a_folder_that_is_read_only_for_us_is_told(guarded: Path) -> None:
+async def test_a_read_only_folder_is_reported(guarded: Path) -> None:
     make_folder_read_only(guarded)
     with powerless():
         assert isinstance(await refusal(guarded), StoreUnavailable)
 
 
-async def test_a_file_that_is_read_only_for_us_is_told(guarded: Path) -> None:
+async def test_a_read_only_file_is_reported(guarded: Path) -> None:
     make_read_only(guarded)
     with powerless():
         async with App(store=SQLiteStore(guarded)) as app:

@@ -359,7 +359,7 @@ def test_a_job_is_shown_whole(onejob: Onejob) -> None:
     assert (document["holding"], document["absorbed"]) == (False, 0)
 
 
-def test_a_job_tells_its_hold_and_whom_it_stands_for(onejob: Onejob) -> None:
+def test_a_job_shows_its_hold_and_what_it_absorbed(onejob: Onejob) -> None:
     job_id = enqueue(onejob, "sync_user", "user_id=1")
     enqueue(onejob, "sync_user", "user_id=1")
 
@@ -443,7 +443,7 @@ def test_why_says_who_holds_the_key_and_how_to_run_now(onejob: Onejob) -> None:
         assert onejob(*way.split()[1:])
 
 
-def test_why_leaves_out_values_wherever_it_is_told_to(onejob: Onejob) -> None:
+def test_why_leaves_out_values_if_asked(onejob: Onejob) -> None:
     holder = enqueue(onejob, "sync_user", "user_id=4242")
     enqueue(onejob, "sync_user", "user_id=4242")
     other = enqueue(onejob, "sync_user", "user_id=5353")
@@ -514,7 +514,7 @@ def test_two_jobs_are_compared_side_by_side(onejob: Onejob) -> None:
     assert re.search(r"^user_id +1 +2$", told, re.MULTILINE)
 
 
-def test_why_tells_how_a_hold_without_a_window_ends(onejob: Onejob) -> None:
+def test_why_says_how_a_hold_without_a_window_ends(onejob: Onejob) -> None:
     enqueue(onejob, "strict", "n=1")
     enqueue(onejob, "fragile", "n=1")
 
@@ -526,7 +526,7 @@ def why(onejob: Onejob, job_id: str, app: str = "shop:app") -> str:
     return onejob("why", app, job_id).stdout
 
 
-def test_why_tells_what_a_waiting_job_waits_for(onejob: Onejob) -> None:
+def test_why_says_what_a_waiting_job_waits_for(onejob: Onejob) -> None:
     scheduled = enqueue(onejob, "explode", "n=1", "--delay", "1h")
     available = enqueue(onejob, "explode", "n=2", "--queue", "embeddings")
     running = enqueue(onejob, "coalesced", "n=1")
@@ -542,14 +542,14 @@ def test_why_tells_what_a_waiting_job_waits_for(onejob: Onejob) -> None:
     assert document["why"][0].startswith("It waits behind")
 
 
-def test_why_tells_that_a_queue_is_full(onejob: Onejob) -> None:
+def test_why_says_that_a_queue_is_full(onejob: Onejob) -> None:
     activate(enqueue(onejob, "explode", "n=1", "--queue", "embeddings"))
     waiting = enqueue(onejob, "explode", "n=2", "--queue", "embeddings")
 
     assert "queue 'embeddings' already runs 1 job, which is its limit" in why(onejob, waiting)
 
 
-def test_why_tells_that_a_task_is_gone(onejob: Onejob, shop: Path) -> None:
+def test_why_says_that_a_task_is_gone(onejob: Onejob, shop: Path) -> None:
     job_id = enqueue(onejob, "explode", "n=1")
     (shop / "other.py").write_text(
         "from onejob import App\napp = App('sqlite:///jobs.db')\n@app.task\ndef f(): ..."
@@ -561,7 +561,7 @@ def test_why_tells_that_a_task_is_gone(onejob: Onejob, shop: Path) -> None:
     assert "name the app instead of its URL" in why(onejob, job_id, URL)
 
 
-def test_why_tells_how_a_job_ended(onejob: Onejob) -> None:
+def test_why_says_how_a_job_ended(onejob: Onejob) -> None:
     done = enqueue(onejob, "sync_user", "user_id=1")
     dead = enqueue(onejob, "explode", "n=1")
     drain(onejob)
@@ -578,7 +578,7 @@ def test_why_tells_how_a_job_ended(onejob: Onejob) -> None:
     assert f"That is job {new}, which is available." in why(onejob, old)
 
 
-def test_why_tells_that_a_job_came_too_late(onejob: Onejob) -> None:
+def test_why_says_that_a_job_came_too_late(onejob: Onejob) -> None:
     late = enqueue(onejob, "explode", "n=1", "--expires-in", "0s")
     drain(onejob)
 
@@ -1287,7 +1287,7 @@ class Working:
         return runs
 
     def job(self) -> tuple[str, int]:
-        """Tell the job's state and how many attempts it has spent."""
+        """Return the job's state and how many attempts it has spent."""
         job = json.loads(call("job", "shop:app", self.job_id, "--json").stdout)
         return job["state"], job["attempt"]
 

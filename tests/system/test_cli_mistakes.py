@@ -94,7 +94,7 @@ def test_an_argument_of_the_wrong_type_is_named_with_the_type_that_was_written(
     assert f"The arguments do not fit count: n: Expected `int`, got `{kind}`." in refused.stderr
 
 
-def test_a_wrong_declaration_is_told_with_its_file_and_line(folder: Path) -> None:
+def test_a_wrong_declaration_is_reported_with_its_file_and_line(folder: Path) -> None:
     refused = run(folder, "jobs", "generator:app")
     assert refused.returncode == 1
     place = f"({folder / 'generator.py'}, line 7)."

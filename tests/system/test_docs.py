@@ -120,7 +120,7 @@ def run_alone(
 
 
 def matches(printed: str, shown: str) -> bool:
-    """Tell whether a page shows what its code prints; … stands for what differs each time."""
+    """Return whether a page shows what its code prints; … stands for what differs each time."""
     pattern = ".*".join(re.escape(part) for part in shown.strip().split("…"))
     return re.fullmatch(pattern, printed, re.DOTALL) is not None
 

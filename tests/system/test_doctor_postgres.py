@@ -31,7 +31,7 @@ def careful() -> Iterator[servers.Server]:
         yield server
 
 
-async def test_a_careless_server_is_told_so(app: App) -> None:
+async def test_the_settings_of_a_careless_server_are_reported(app: App) -> None:
     found = await findings(app)
     assert (found["fsync"].level, found["synchronous_commit"].level) == ("fail", "warn")
     assert all(found[check].advice for check in ("fsync", "synchronous_commit"))
@@ -44,7 +44,7 @@ async def test_a_careful_server_passes(careful: servers.Server) -> None:
     assert {check: one for check, one in found.items() if one.level != "ok"} == {}
 
 
-async def test_a_server_without_our_tables_is_told_how_to_get_them(app: App) -> None:
+async def test_a_server_without_our_tables_is_refused_with_the_cure(app: App) -> None:
     found = await findings(app)
     assert found["schema"].level == "warn"
     assert "onejob migrate" in found["schema"].advice
@@ -68,7 +68,7 @@ async def test_a_hold_that_a_dead_hand_left_behind_fails(app: App, postgres_url:
     assert (await findings(app))["holds"].level == "fail"
 
 
-async def test_nobody_there_is_one_finding_and_no_password(tmp_path: Path) -> None:
+async def test_a_missing_server_is_one_finding_and_no_password(tmp_path: Path) -> None:
     async with App(f"postgresql://user:secret@/jobs?host={tmp_path}") as app:
         found = await findings(app)
     assert found["server"].level == "fail"

@@ -44,7 +44,7 @@ on_both = pytest.mark.parametrize("crunch", ["memory", "sqlite"], indirect=True)
 
 
 def is_there(pid: int) -> bool:
-    """Tell whether a process lives; one that has ended with all its threads does not, seen off or not."""
+    """Return whether a process lives; one that has ended with all its threads does not, seen off or not."""
     try:
         ended = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
         return not ended or len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
@@ -506,7 +506,7 @@ def test_a_program_may_declare_its_tasks_itself(tmp_path: Path) -> None:
         assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 
-def test_a_program_without_a_guard_is_told_to_have_one(tmp_path: Path) -> None:
+def test_a_program_without_a_main_guard_is_refused_with_the_cure(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(UNGUARDED)
 
     done = run("program.py", folder=tmp_path)

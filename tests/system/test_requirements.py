@@ -79,7 +79,7 @@ def test_the_tests_that_a_requirement_names_exist(number: str) -> None:
 
 
 def is_parametrised(file: str, test: str) -> bool:
-    """Tell whether a test is given its cases by a decorator."""
+    """Return whether a test is given its cases by a decorator."""
     for node in ast.walk(ast.parse((ROOT / file).read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == test.rpartition("::")[2]:
             return any("parametrize" in ast.unparse(decorator) for decorator in node.decorator_list)

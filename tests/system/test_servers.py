@@ -110,7 +110,7 @@ def test_a_server_ends_with_the_process_that_started_it() -> None:
         client.ping()
 
 
-def test_the_way_to_a_missing_server_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_server_is_reported_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "available", lambda _kind: [])
 
     with pytest.raises(RuntimeError) as raised:

@@ -252,7 +252,7 @@ async def test_inline_blocks_nest_and_end(memory: App) -> None:
 # ── drain ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_drain_is_quiet_unless_told_to_raise(app: App) -> None:
+async def test_drain_raises_only_if_asked(app: App) -> None:
     mail = declare_mail(app)
     await mail.enqueue(1, "boom")
     await mail.enqueue(2)

@@ -47,7 +47,7 @@ async def app(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[A
 
 
 async def failures(app: App, job_id: str) -> list[tuple[int, str, str]]:
-    """Tell a job's error history in short."""
+    """Return a job's error history in short."""
     return [(each["attempt"], each["type"], each["message"]) for each in (await app.job(job_id)).failures]
 
 
@@ -422,7 +422,7 @@ HOSTILE: dict[str, tuple[Callable[[], None], str, str]] = {
 
 @pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
 @pytest.mark.parametrize("what", HOSTILE)
-async def test_whatever_a_handler_raises_is_a_failure_and_the_worker_goes_on(
+async def test_any_exception_of_a_handler_is_a_failure_and_the_worker_goes_on(
     app: App,
     what: str,
     plain: bool,  # noqa: FBT001 - a parameter
@@ -481,7 +481,7 @@ async def test_an_async_function_that_takes_too_long_is_cancelled_where_it_await
     assert [kind for _, kind, _ in await failures(app, asked.job.id)] == ["TimeoutError"] * 2
 
 
-async def test_a_plain_function_that_takes_too_long_is_told_and_its_result_dropped(app: App) -> None:
+async def test_a_plain_function_that_takes_too_long_is_asked_to_stop_and_its_result_dropped(app: App) -> None:
     noticed = threading.Event()
     give_up = threading.Event()
 
@@ -584,7 +584,7 @@ async def test_a_running_async_function_is_cancelled_where_it_awaits(app: App) -
     assert not await wait.pending()
 
 
-async def test_a_running_plain_function_is_told_and_may_stop(app: App) -> None:
+async def test_a_running_plain_function_sees_that_it_is_cancelled_and_may_stop(app: App) -> None:
     begun, give_up = threading.Event(), threading.Event()
 
     @app.task
@@ -669,7 +669,7 @@ async def test_a_result_that_is_too_large_fails_the_job_and_says_so(tmp_path: Pa
                 await (await make.enqueue(99)).result(PATIENCE)
 
 
-async def test_a_result_that_the_annotation_does_not_allow_is_told(app: App) -> None:
+async def test_a_result_that_the_annotation_does_not_allow_is_reported(app: App) -> None:
     @app.task
     async def count() -> int:
         return "seven"  # type: ignore[return-value]

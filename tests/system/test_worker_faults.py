@@ -162,7 +162,7 @@ async def test_a_result_that_comes_after_the_lease_was_lost_is_dropped(
     assert worker.ended == {"lost": 1}
 
 
-async def test_a_lease_that_came_too_late_takes_nobodys_place(
+async def test_a_late_lease_takes_no_slot(
     app: App, store: Disturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run is stopped before its first step: nothing of it is executed, not even its end."""
@@ -264,7 +264,7 @@ async def test_what_does_not_end_is_handed_back_without_spending_an_attempt(
     assert act.begun == [1, 1]
 
 
-async def test_a_plain_function_that_does_not_end_is_handed_back_and_told(app: App) -> None:
+async def test_a_plain_function_that_does_not_end_is_handed_back_and_logged(app: App) -> None:
     begun, told, give_up = threading.Event(), threading.Event(), threading.Event()
 
     @app.task(retry=Retry.never())
@@ -485,7 +485,9 @@ async def test_an_outage_does_not_flood_the_log(
     assert all(record.exc_info is None for record in lines)
 
 
-async def test_progress_told_in_an_outage_is_stored_after_it(app: App, store: Disturbed, act: Act) -> None:
+async def test_progress_reported_in_an_outage_is_stored_after_it(
+    app: App, store: Disturbed, act: Act
+) -> None:
     @app.task
     async def work() -> None:
         current().progress(0.5, "half way")

@@ -143,7 +143,7 @@ def test_a_process_of_a_task_has_a_lifespan_of_its_own(tmp_path: Path) -> None:
 # ── start and stop ────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_hooks_hear_of_a_workers_start_and_end() -> None:
+async def test_hooks_are_called_at_a_workers_start_and_end() -> None:
     heard: list[WorkerEvent] = []
     async with App("memory://") as app:
 

@@ -139,7 +139,7 @@ async def test_a_failed_run_gives_way_to_the_request_that_came_meanwhile(app: Ap
     assert (job.state, job.reason, job.superseded_by) == ("cancelled", "superseded", good.job.id)
 
 
-async def test_a_newcomer_may_tell_the_run_to_stop(app: App, act: Act) -> None:
+async def test_a_request_may_ask_the_run_to_stop(app: App, act: Act) -> None:
     ends: list[str] = []
 
     @app.task(unique=Unique(by=[], on_conflict="update", on_active="cancel"))
@@ -253,7 +253,7 @@ async def test_waiting_to_be_covered_has_an_end(app: App) -> None:
         await asyncio.to_thread(asked.covered_sync, 0.01)
 
 
-async def test_a_job_that_was_cancelled_before_it_ran_covers_nobody(app: App) -> None:
+async def test_a_job_that_was_cancelled_before_it_ran_covers_no_request(app: App) -> None:
     @app.task(unique=True)
     async def tidy() -> None: ...
 

@@ -301,7 +301,7 @@ def pairwise_at(times: list[datetime], distance: int) -> Iterator[tuple[datetime
     return zip(times, times[distance:], strict=False)
 
 
-async def test_a_partition_keeps_its_share_and_nobody_waits_for_it(app: App) -> None:
+async def test_a_partition_keeps_its_share_and_delays_no_other(app: App) -> None:
     app.queue("shared", partition_concurrency=1)
     crowd, others = Act(), Act()
 

@@ -234,7 +234,7 @@ def events(world: World, policy: Unique) -> Iterator[Move]:
 
 
 def newest_version(world: World, key: bytes) -> int:
-    """Tell the highest version that was admitted."""
+    """Return the highest version that was admitted."""
     return max((entry.version for entry in world.entries.values() if entry.key == key), default=0)
 
 

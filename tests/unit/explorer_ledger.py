@@ -163,7 +163,7 @@ def fate(world: World, entry: Entry) -> Fate:
 
 
 def withdrawn(world: World, entry: Entry) -> bool:
-    """Tell whether a request, or the one that overwrote it, ended cancelled or discarded with its chain."""
+    """Return whether a request, or the one that overwrote it, ended cancelled or discarded with its chain."""
     live = carried(world)
     while not entry.done and entry.number not in live and entry.overwritten_by is not None:
         entry = world.entries[entry.overwritten_by]

@@ -140,7 +140,7 @@ def expected(wanted: Request, taken: Taken) -> Outcome:
 
 
 def is_stale(wanted: Request, before: World) -> bool:
-    """Tell whether a version is older than the newest admitted, or equal to it and not withdrawn."""
+    """Return whether a version is older than the newest admitted, or equal to it and not withdrawn."""
     of_key = [e for e in before.entries.values() if e.key == wanted.job.key and e.number < CONTINUED]
     if wanted.job.version is None or not of_key:
         return False
@@ -150,12 +150,12 @@ def is_stale(wanted: Request, before: World) -> bool:
 
 
 def stage(job: Job) -> State:
-    """Tell the state that counts: a chain that has started is active until it ends."""
+    """Return the state that counts: a chain that has started is active until it ends."""
     return State.ACTIVE if job.chain_index and not job.is_terminal else job.state
 
 
 def alive(job: Job, policy: Unique, now: datetime) -> bool:
-    """Tell whether a hold is alive."""
+    """Return whether a hold is alive."""
     in_window = policy.within is None or (
         job.held_at is not None and now - job.held_at < cast("timedelta", policy.within)
     )
@@ -163,13 +163,13 @@ def alive(job: Job, policy: Unique, now: datetime) -> bool:
 
 
 def inside(wanted: Request, view: View) -> bool:
-    """Tell whether a request comes from inside the run that holds its key."""
+    """Return whether a request comes from inside the run that holds its key."""
     holder = view.holder
     return holder is not None and not holder.is_terminal and holder.chain_id == wanted.running_chain
 
 
 def situation(standing: Job, view: View) -> str:
-    """Tell which row of the table applies."""
+    """Return the row of the table that applies."""
     if standing is view.successor or stage(standing) in WAITING or stage(standing) is State.RETRYABLE:
         return "waiting"
     return "ended" if standing.is_terminal else "active"
@@ -285,7 +285,7 @@ def failure_yields(taken: Taken) -> Iterator[str]:
 
 
 def could_not_merge(taken: Taken, older: Job, newer: Job) -> bool:
-    """Tell whether a merge is asked for and impossible."""
+    """Return whether a merge is asked for and impossible."""
     if taken.policy.merge is None:
         return False
     size = len(set(numbers(older)) | set(numbers(newer)))

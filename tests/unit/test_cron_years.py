@@ -131,7 +131,7 @@ def draw_line(chance: random.Random) -> Wanted:
 
 
 def is_possible(line: Wanted) -> bool:
-    """Tell whether there is such a day: 30 February is refused when a line is read."""
+    """Return whether there is such a day: 30 February is refused when a line is read."""
     longest = {2: 29, 4: 30, 6: 30, 9: 30, 11: 30}
     if line.either_day or line.last_day:
         return True

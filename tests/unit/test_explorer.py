@@ -429,7 +429,7 @@ def test_a_mutant_is_refuted(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) ->
         explore(mutant.policy, Bounds((mutant.requests,), mutant.events))
 
 
-def test_a_refutation_tells_the_shortest_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refutation_shows_the_shortest_path(monkeypatch: pytest.MonkeyPatch) -> None:
     substitute(monkeypatch, "promote", instead(lambda successor, _now, **_options: successor))
 
     with pytest.raises(Refuted) as refuted:

@@ -80,7 +80,7 @@ FOUR = history(
     ],
     ids=lambda value: value.describe() if isinstance(value, Unique) else "",
 )
-def test_a_history_computed_by_hand(policy: Unique, expected: tuple[int, int]) -> None:
+def test_a_history_computed_manually(policy: Unique, expected: tuple[int, int]) -> None:
     assert outcome(FOUR, policy) == expected
 
 
@@ -126,7 +126,7 @@ def test_a_request_without_a_job_gets_the_median_wait_and_run_time() -> None:
     assert outcome(past, Unique.until_executed()) == (1, 0)  # a run from 102 to 105
 
 
-def test_requests_alike_count_as_many() -> None:
+def test_equal_requests_count_each() -> None:
     past = history([asked(0, "x", job="j0"), asked(1, "x", outcome="kept", times=40)])
     assert outcome(past, Unique()) == (40, 0)
 

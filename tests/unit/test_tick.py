@@ -140,7 +140,7 @@ class TestWinning:
         assert [job.id for job in world.jobs] == ["job-1"]
         assert world.last == NOON + 5 * MINUTE
 
-    def test_a_tick_that_somebody_has_passed_is_not_made(self) -> None:
+    def test_a_tick_before_the_mark_is_not_made(self) -> None:
         world = World()
         world.tick(10, since=0)
         assert world.tick(5, since=0) is None
@@ -187,7 +187,7 @@ class TestMeeting:
         assert len(world.jobs) == jobs
         assert world.last == NOON + 10 * MINUTE
 
-    def test_another_payload_updates_and_tells_its_tick(self) -> None:
+    def test_another_payload_updates_and_names_its_tick(self) -> None:
         world = World(Unique.coalesce())
         assert [world.outcome(5, 0), world.outcome(10, 5, digest=b"other")] == [
             Outcome.CREATED,

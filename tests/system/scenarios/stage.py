@@ -70,14 +70,14 @@ async def run_due(app: App, *, concurrency: int = 8) -> None:
 
 
 async def is_busy(app: App) -> bool:
-    """Tell whether a worker has something to do at this moment."""
+    """Return whether a worker has something to do at this moment."""
     jobs = await app.jobs(state=INCOMPLETE, limit=10_000)
     crashed = {job.id for job in jobs if job.state is State.ACTIVE and job.worker == DOOMED}
     return any(job.id not in crashed and is_due(job, app._engine.store.now()) for job in jobs)
 
 
 def is_due(job: Job, now: datetime) -> bool:
-    """Tell whether a job runs, or would if a worker had room."""
+    """Return whether a job runs, or would if a worker had room."""
     timed = job.state in {State.SCHEDULED, State.RETRYABLE}
     return job.run_at <= now if timed else job.state in {State.ACTIVE, State.AVAILABLE}
 

@@ -197,7 +197,7 @@ async def test_the_duplicates_answer_shows_the_true_state(app: App, stage: Stage
     assert seen == [State.AVAILABLE, State.ACTIVE, State.COMPLETED]
 
 
-async def test_explain_tells_what_a_start_would_do(app: App, stage: Stage, clock: Clock) -> None:
+async def test_explain_says_what_an_enqueue_would_do(app: App, stage: Stage, clock: Clock) -> None:
     """S3.2, S3.7: verdict, holder and the end of the hold, without starting or counting anything."""
     start = processing(app, stage).options(key="k", unique=Unique(until="forever", within="60s"))
     assert (await start.explain(1)).outcome is CREATED

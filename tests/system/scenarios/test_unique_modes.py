@@ -34,7 +34,7 @@ def sending(app: App, stage: Stage, policy: Unique | None, *, attempts: int = 1)
 # ── how long ──────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_until_executing_lets_go_when_the_job_starts(app: App, stage: Stage) -> None:
+async def test_until_executing_releases_the_key_when_the_job_starts(app: App, stage: Stage) -> None:
     """S1.1, S1.14: a duplicate is absorbed while the job waits and accepted while it runs."""
     send = sending(app, stage, Unique.until_executing())
     stage.close()
