@@ -15,12 +15,29 @@ from typing import Any
 import pytest
 
 from onejob import App, Outcome, State, Unique
+from onejob.errors import StoreUnavailable
 from tests.system.live import PATIENCE, STORES, Act, open_store, wait_for_hints_only
 
 
 @pytest.fixture(params=STORES)
 def app(request: pytest.FixtureRequest, tmp_path: Path) -> App:
     return App(store=open_store(request.param, tmp_path))
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://127.0.0.1:1/shop", "redis://127.0.0.1:1/0", "sqlite:////nowhere/jobs.db"]
+)
+def test_a_module_is_imported_although_the_store_is_down(url: str) -> None:
+    app = App(url)
+    app.queue("mail", concurrency=1)
+
+    @app.cron("0 3 * * *", overlap=Unique())
+    @app.task(queue="mail", unique=Unique(by="number"))
+    def work(number: int = 1) -> None: ...
+
+    work.options(unique=Unique.singleton(), delay="5s").call(2)
+    with pytest.raises(StoreUnavailable):
+        work.enqueue_sync(3)
 
 
 def test_blocking_code_needs_no_event_loop(app: App) -> None:

@@ -15,7 +15,7 @@ from onejob.core.job import Replay, Retention, Retry, State
 from onejob.core.policy import Unique
 from onejob.core.text import is_name
 from onejob.errors import InvalidPolicy, WeakStore
-from onejob.stores.contract import Guarantees
+from onejob.stores.contract import FullStore
 from onejob.tasks.foreign import instead_of_policy, instead_of_retry
 from onejob.tasks.signature import Signature
 
@@ -191,7 +191,7 @@ def check_partition(task: Declaration) -> None:
         )
 
 
-def check_policy(policy: Unique | None, task: Declaration, guarantees: Guarantees, *, sealed: bool) -> None:
+def check_policy(policy: Unique | None, task: Declaration, store: FullStore, *, sealed: bool) -> None:
     """Raise for a policy that does not fit the task, the store or the app's codec."""
     if policy is None:
         return
@@ -211,7 +211,7 @@ def check_policy(policy: Unique | None, task: Declaration, guarantees: Guarantee
             f"{task.name}: merge= reads payloads inside the store's step, but this app's codec seals them "
             "before: leave merge= out, or give the task to an app without codec=."
         )
-    check_strength(task.name, policy, guarantees)
+    check_strength(task.name, policy, store)
     warn_of_gaps(task.name, policy)
 
 
@@ -228,9 +228,9 @@ def warn_of_gaps(task: str, policy: Unique) -> None:
         )
 
 
-def check_strength(task: str, policy: Unique, declared: Guarantees) -> None:
-    """Raise WeakStore if a policy demands more than the store declares."""
-    if policy.strength == "strong" and declared.strength != "strong":
+def check_strength(task: str, policy: Unique, store: FullStore) -> None:
+    """Raise WeakStore if a policy demands more than the store declares; only then is a server asked."""
+    if policy.strength == "strong" and (declared := store.guarantees).strength != "strong":
         raise WeakStore(
             f"{task} demands strength='strong', but the {declared.store} store declares "
             f"{declared.strength!r}: choose another store, or leave strength out."

@@ -99,8 +99,7 @@ class RequestBuilder:
 
     def check(self, policy: Unique | None) -> None:
         """Raise for a policy that does not fit the task, the store or the app's codec."""
-        guarantees, sealed = self.engine.store.guarantees, self.engine.sealer is not None
-        check_policy(policy, self.declaration, guarantees, sealed=sealed)
+        check_policy(policy, self.declaration, self.engine.store, sealed=self.engine.sealer is not None)
 
     # ── what does not change ──────────────────────────────────────────────────────────────────────
 

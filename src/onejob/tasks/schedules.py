@@ -61,7 +61,7 @@ def make_schedule(
     policy = policy_of(overlap)
     ticks.check(policy, missed)
     if policy is not None:
-        check_strength(task.name, policy, engine.store.guarantees)
+        check_strength(task.name, policy, engine.store)
     bound = encode(task.signature.bind(args, kwargs), "The arguments", engine.max_args, aware=True)
     place = place_of(engine.namespace, task.name, name, "schedule")
     arguments = msgspec.json.decode(seal(engine.sealer, bound, place))
