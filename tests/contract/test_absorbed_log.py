@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import socket
 from hashlib import sha256
 
 import pytest
@@ -196,10 +197,33 @@ async def test_a_hold_has_its_exact_number_and_its_first_and_last_time(
     for number in (1, 1, 2, 3):  # kept once, because nothing changes
         clock.advance("1h")
         times.append(clock())
+        line = inspect.getframeinfo(inspect.currentframe()).lineno + 1  # type: ignore[arg-type]
         await mail.enqueue(1, number)
         app._engine.counters.flush()
+    digest = (await app.activity.absorbed())[0].digest
+    counted = AbsorbedCount(
+        4, times[0], times[-1], digest, f"{__file__}:{line}", socket.gethostname(), os.getpid()
+    )
     for what in (first.job.id, first.key or "", mail.call(1, 4)):
         answer = await app.why(what)
-        assert answer.counted == {first.job.id: AbsorbedCount(4, times[0], times[-1])}
+        assert answer.counted == {first.job.id: counted}
         [said] = [one for one in answer.sentences if one.startswith("Absorbed: 4 requests since ")]
-        assert "(3h ago); the last " in said
+        assert "(3h ago); the last was updated in favour of job " in said
+    clock.advance("8d")
+    await app.maintenance.prune()
+    assert await app.activity.absorbed() == []  # the log has forgotten them, the counter has not
+    for what in (first.job.id, first.key or "", mail.call(1, 4)):
+        answer = await app.why(what)
+        assert answer.counted == {first.job.id: counted}
+        [said] = [one for one in answer.sentences if one.startswith("Absorbed: 4 requests since ")]
+        assert said.endswith(f"(8d ago), from {__file__}:{line}.")
+
+
+async def test_the_caller_of_the_last_request_is_not_stored_if_the_app_says_so(app: App) -> None:
+    quiet = App(store=app._engine.store, record_callers=False)
+    mail = mailer(quiet, unique=True)
+    first = await mail.enqueue(1)
+    await mail.enqueue(1)
+    counted = (await quiet.why(first.job.id)).counted[first.job.id]
+    assert (counted.last_line, counted.last_host, counted.last_process) == ("", "", 0)
+    assert counted.last_digest == first.job.payload_digest.hex()

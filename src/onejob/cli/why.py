@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -132,7 +132,7 @@ def show_differences(answer: Why, *, redact: bool) -> None:
 def counts(answer: Why) -> list[dict[str, Any]]:
     """Return how many requests each job has absorbed, and when first and last, as JSON values."""
     return [
-        {"job": job, "count": one.count, "first_at": stamp(one.first_at), "last_at": stamp(one.last_at)}
+        {"job": job, **asdict(one), "first_at": stamp(one.first_at), "last_at": stamp(one.last_at)}
         for job, one in answer.counted.items()
     ]
 

@@ -15,9 +15,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Tally(msgspec.Struct, frozen=True, gc=False):
-    """How often requests were absorbed: per task, outcome and the job that served them, and since when.
+    """How often requests were absorbed: per task, outcome and the job that served them, since when, by which.
 
-    A store that gets one without times takes the present.
+    A store that gets one without times takes the present. `last_by` says what made the last request; a store
+    keeps that of the tally with the latest time that has one, and does not read it.
     """
 
     namespace: str
@@ -27,6 +28,18 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
     count: int
     last_at: datetime | None = None
     first_at: datetime | None = None
+    last_by: str = ""
+
+    def plus(self, other: Tally) -> Tally:
+        """Return the sum with another tally of the same counter; both have times."""
+        assert self.last_at and self.first_at and other.last_at and other.first_at  # noqa: PT018
+        older, newer = (self, other) if other.last_at >= self.last_at else (other, self)
+        return msgspec.structs.replace(
+            newer,
+            count=self.count + other.count,
+            first_at=min(self.first_at, other.first_at),
+            last_by=newer.last_by or older.last_by,
+        )
 
 
 class View(msgspec.Struct, frozen=True, gc=False):

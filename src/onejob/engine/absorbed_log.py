@@ -20,7 +20,7 @@ from uuid import uuid4
 import msgspec
 
 from onejob.core.decide import COUNTED_AT_ONCE, Request, Verdict
-from onejob.stores.contract import Observation, Observations, Tally
+from onejob.stores.contract import Observation, Observations
 
 KIND = "absorbed"
 KEPT_FOR = timedelta(days=7)  # unless the app says otherwise
@@ -31,6 +31,9 @@ INTERNAL = (  # modules that call for others
     *("onejob.", "asyncio.", "concurrent.", "contextlib", "threading"),
     *("click.", "runpy"),  # of the command line
 )
+
+
+NO_CALLER = ("", 0)
 
 
 class AbsorbedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -73,6 +76,24 @@ class AbsorbedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     trace: str = ""
 
 
+Caller = tuple[str, int]
+"""A file and a line; empty if they are unknown."""
+Counter = tuple[str, str, str, str]
+"""Namespace, task, outcome and the id of a job."""
+
+
+class LastRequest(msgspec.Struct, frozen=True, array_like=True):
+    """The request that a job absorbed last, as its counter has it: `Tally.last_by`."""
+
+    digest: str = ""
+    line: str = ""
+    host: str = ""
+    process: int = 0
+
+
+read_last = msgspec.json.Decoder(LastRequest).decode
+
+
 class Absorbed(NamedTuple):
     """An absorbed request with its answer, as it is counted and logged."""
 
@@ -87,10 +108,10 @@ class Absorbed(NamedTuple):
         return self.outcome in COUNTED_AT_ONCE
 
     @property
-    def tally(self) -> Tally:
-        """What it adds to the counters."""
+    def counter(self) -> Counter:
+        """The counter that counts it."""
         asked = self.request.job
-        return Tally(asked.namespace, asked.task, self.outcome, self.job_id, 1)
+        return asked.namespace, asked.task, self.outcome, self.job_id
 
 
 @dataclass(slots=True)
@@ -112,20 +133,31 @@ class AbsorbedLog:
         self._waiting: dict[tuple[str, str, str, int], Waiting] = {}
         self._left_out = 0
 
-    def add(self, absorbed: Absorbed, *, in_transaction: bool) -> None:
-        """Add a request to the entry of its job, outcome and caller."""
-        name, line = find_caller() if self._records_callers else ("", 0)
+    def caller(self) -> Caller:
+        """Return the file and line that made the request under way, if callers are recorded."""
+        return find_caller() if self._records_callers else NO_CALLER
+
+    def add(self, absorbed: Absorbed, *, in_transaction: bool) -> Caller:
+        """Add a request to the entry of its job, outcome and caller; return the caller."""
+        caller = name, line = self.caller()
         index = (absorbed.job_id, absorbed.outcome, name, line)
         waiting = self._waiting.get(index)
         if waiting is None:
             if len(self._waiting) >= PER_WRITE:
                 self._left_out += 1
-                return
-            waiting = self._waiting[index] = Waiting(absorbed, f"{name}:{line}" if name else "")
+                return caller
+            waiting = self._waiting[index] = Waiting(absorbed, spelled(caller))
         waiting.absorbed = absorbed
         waiting.times += 1
         waiting.in_transaction = in_transaction
         waiting.trace = current_trace()
+        return caller
+
+    def describe(self, absorbed: Absorbed, caller: Caller) -> str:
+        """Return what a counter keeps of the request that was absorbed last."""
+        digest, line = absorbed.request.job.payload_digest.hex(), spelled(caller)
+        own = (hostname(), os.getpid()) if self._records_callers else ("", 0)
+        return msgspec.json.encode(LastRequest(digest, line, *own)).decode()
 
     def take(self, clock: Callable[[], datetime]) -> list[Observation]:
         """Return the entries collected so far, and begin anew; without any, do not ask for the time."""
@@ -184,14 +216,19 @@ def is_internal(module: str) -> bool:
     return module.startswith(INTERNAL)
 
 
-def find_caller() -> tuple[str, int]:
+def spelled(caller: Caller) -> str:
+    """Return a file and a line as text."""
+    return f"{caller[0]}:{caller[1]}" if caller[0] else ""
+
+
+def find_caller() -> Caller:
     """Return the file and line outside of onejob that led here; empty if there is none."""
     frame = inspect.currentframe()
     while frame is not None:
         if not is_internal(frame.f_globals.get("__name__", "")):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
-    return "", 0
+    return NO_CALLER
 
 
 def current_trace() -> str:

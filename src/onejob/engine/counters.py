@@ -12,13 +12,13 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 from uuid import uuid4
 
 from onejob.core.decide import DEDUPLICATED, Request, Verdict
-from onejob.engine.absorbed_log import PER_KEY, Absorbed, AbsorbedLog
+from onejob.engine.absorbed_log import NO_CALLER, PER_KEY, Absorbed, AbsorbedLog, Caller
 from onejob.engine.recorded_requests import PER_TASK, RequestRecorder
 from onejob.errors import StoreError
 from onejob.stores.contract import Counters, Observation, Observations, Tally
@@ -62,6 +62,18 @@ def counted_outcome(verdict: Verdict) -> str | None:
     return str(verdict.outcome) if is_absorbed(verdict) else None
 
 
+class Count:
+    """A counter in memory: how often, since when and until when, and the request that came last."""
+
+    __slots__ = ("caller", "first_at", "last", "last_at", "number")
+
+    def __init__(self, now: datetime) -> None:
+        self.number = 0
+        self.first_at = self.last_at = now
+        self.last: Absorbed | None = None
+        self.caller: Caller = NO_CALLER
+
+
 class AbsorbedCounters:
     """Counts absorbed requests per task, outcome and the job that serves them."""
 
@@ -80,7 +92,7 @@ class AbsorbedCounters:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._counts: dict[Entry, Tally] = {}
+        self._counts: dict[Entry, Count] = {}
         self._batches: dict[str, list[Tally]] = {}  # being written, or to be written again
         self._log = AbsorbedLog(records_callers=self._records_callers)
         self._recorder = None if self._make_recorder is None else self._make_recorder()
@@ -96,14 +108,20 @@ class AbsorbedCounters:
             self._add((one.namespace, one.task, one.outcome, one.job_id), one.count)
             self._start_timer()
 
+    def tallies(self, absorbed: Iterable[Absorbed]) -> list[Tally]:
+        """Return what requests of a caller's transaction add to the counters, besides what their steps do."""
+        now, caller = self._store.now(), self._log.caller()
+        return [
+            Tally(*one.counter, int(not one.is_counted), now, now, self._log.describe(one, caller))
+            for one in absorbed
+        ]
+
     def absorb(self, one: Absorbed) -> None:
         """Count an absorbed request, unless its step has, and add it to the log; a timer writes both."""
         self._reset_after_fork()
-        asked = one.request.job
         with self._lock:
-            if not one.is_counted:
-                self._add((asked.namespace, asked.task, one.outcome, one.job_id), 1)
-            self._log.add(one, in_transaction=False)
+            count = self._add(one.counter, int(not one.is_counted))
+            count.last, count.caller = one, self._log.add(one, in_transaction=False)
             self._start_timer()
 
     def log(self, absorbed: Absorbed) -> None:
@@ -129,11 +147,18 @@ class AbsorbedCounters:
             if self._recorder.is_due():
                 self._start_timer()
 
-    def _add(self, entry: Entry, number: int) -> None:
+    def _add(self, entry: Entry, number: int) -> Count:
         """Add to a counter, with the time of its first and its last request."""
-        now, known = self._store.now(), self._counts.get(entry)
-        count, first = (0, now) if known is None else (known.count, known.first_at)
-        self._counts[entry] = Tally(*entry, count + number, now, first)
+        now, count = self._store.now(), self._counts.get(entry)
+        if count is None:
+            count = self._counts[entry] = Count(now)
+        count.number += number
+        count.last_at = now
+        return count
+
+    def _tally(self, entry: Entry, count: Count) -> Tally:
+        last_by = "" if count.last is None else self._log.describe(count.last, count.caller)
+        return Tally(*entry, count.number, count.last_at, count.first_at, last_by)
 
     def _start_timer(self) -> None:
         if self._timer is None:
@@ -152,8 +177,8 @@ class AbsorbedCounters:
         """What has not been written, as far as is known."""
         self._reset_after_fork()
         with self._lock:
-            found: Counter[Entry] = Counter()
-            for one in (*self._counts.values(), *(one for batch in self._batches.values() for one in batch)):
+            found = Counter({entry: count.number for entry, count in self._counts.items()})
+            for one in (one for batch in self._batches.values() for one in batch):
                 found[one.namespace, one.task, one.outcome, one.job_id] += one.count
             return found
 
@@ -186,7 +211,7 @@ class AbsorbedCounters:
         with self._lock:
             counts, self._counts, timer, self._timer = self._counts, {}, self._timer, None
             if counts:
-                self._batches[uuid4().hex] = list(counts.values())
+                self._batches[uuid4().hex] = [self._tally(*one) for one in counts.items()]
         if timer is not None and timer is not threading.current_thread():
             timer.cancel()
 

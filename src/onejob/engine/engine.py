@@ -309,7 +309,7 @@ class Engine:
                     await self.transactions().count_within(connection, ask.given)
                     return []
                 case "absorb" if connection is not None:
-                    tallies = [one.tally for one in ask.given if not one.is_counted]
+                    tallies = self.counters.tallies(ask.given)
                     await self.transactions().count_within(connection, tallies)
                     return self._log(ask.given)
                 case _:
@@ -338,7 +338,7 @@ class Engine:
                     self.transactions().count_within_sync(connection, ask.given)
                     return []
                 case "absorb" if connection is not None:
-                    tallies = [one.tally for one in ask.given if not one.is_counted]
+                    tallies = self.counters.tallies(ask.given)
                     self.transactions().count_within_sync(connection, tallies)
                     return self._log(ask.given)
                 case "count":

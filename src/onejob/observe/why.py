@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import reduce
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from onejob.core.durations import when
 from onejob.core.job import Job
 from onejob.core.text import number_of
-from onejob.engine.absorbed_log import KIND, AbsorbedRequest, read_entry
+from onejob.engine.absorbed_log import KIND, AbsorbedRequest, LastRequest, read_entry, read_last
 from onejob.engine.engine import Engine
 from onejob.observe.compare import Difference, compare
 from onejob.stores.queries import ByKey
@@ -33,11 +33,19 @@ class AbsorbedCount:
         count: How many.
         first_at: When the first was absorbed.
         last_at: When the last was absorbed.
+        last_digest: The digest of the payload of the last one, in hexadecimal.
+        last_line: The file and line that made the last one; empty if callers are not recorded.
+        last_host: The machine that made it.
+        last_process: The id of the process that made it.
     """
 
     count: int
     first_at: datetime
     last_at: datetime
+    last_digest: str = ""
+    last_line: str = ""
+    last_host: str = ""
+    last_process: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,15 +122,18 @@ async def count_absorbed(engine: Engine, jobs: Collection[str]) -> dict[str, Abs
     found: dict[str, AbsorbedCount] = {}
     for one in await engine.store.tallies(engine.namespace) if jobs else []:
         if one.job_id in jobs and one.first_at is not None and one.last_at is not None:
-            now = AbsorbedCount(one.count, one.first_at, one.last_at)
+            last = read_last(one.last_by) if one.last_by else LastRequest()
+            now = AbsorbedCount(
+                one.count, one.first_at, one.last_at, last.digest, last.line, last.host, last.process
+            )
             found[one.job_id] = add_counts(found[one.job_id], now) if one.job_id in found else now
     return found
 
 
 def add_counts(one: AbsorbedCount, other: AbsorbedCount) -> AbsorbedCount:
     """Return the sum of two counts."""
-    first, last = min(one.first_at, other.first_at), max(one.last_at, other.last_at)
-    return AbsorbedCount(one.count + other.count, first, last)
+    newer = max(one, other, key=lambda count: count.last_at)
+    return replace(newer, count=one.count + other.count, first_at=min(one.first_at, other.first_at))
 
 
 async def entries_about(engine: Engine, key: str) -> list[AbsorbedRequest]:
@@ -135,16 +146,18 @@ def past(
     engine: Engine, entries: Sequence[AbsorbedRequest], counted: Mapping[str, AbsorbedCount]
 ) -> list[str]:
     """Say what was absorbed: how often and since when by the counters while they exist, else by the log."""
-    if not entries:
-        return []
-    newest = entries[0]
     if counted:
         sums = reduce(add_counts, counted.values())
-        total, began = sums.count, sums.first_at
+    elif entries:
+        number, line = sum(entry.times for entry in entries), entries[0].line
+        sums = AbsorbedCount(number, entries[-1].at, entries[0].at, last_line=line)
     else:
-        total, began = sum(entry.times for entry in entries), entries[-1].at
-    first = when(began, engine.store.now())
-    came = f", from {newest.line}" if newest.line else ""
-    which = "1 request, which" if total == 1 else f"{number_of(total, 'request')} since {first}; the last"
-    last = when(newest.at, engine.store.now())
-    return [f"Absorbed: {which} was {newest.outcome} in favour of job {newest.job}, {last}{came}."]
+        return []
+    first, last = when(sums.first_at, engine.store.now()), when(sums.last_at, engine.store.now())
+    came = f", from {sums.last_line}" if sums.last_line else ""
+    total, outcome = number_of(sums.count, "request"), ""
+    if entries:  # the log has them for a limited time
+        outcome = f" was {entries[0].outcome} in favour of job {entries[0].job},"
+    if sums.count == 1:
+        return [f"Absorbed: {total}, {f'which{outcome} ' if outcome else ''}{last}{came}."]
+    return [f"Absorbed: {total} since {first}; the last{outcome} {last}{came}."]

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from onejob.core.job import UNSTARTED, Job, State
 from onejob.core.leasing import PAUSED, Capacity, Lease, Load, choose, next_due
 from onejob.core.runs import mature
@@ -47,8 +49,7 @@ class MemoryStore:
         self.now = StoreClock(clock)
         self._lock = threading.Lock()
         self._rows = WorkingCopy()
-        self._tallies: Counter[tuple[str, str, str, str]] = Counter()
-        self._tallied_at: dict[tuple[str, str, str, str], tuple[datetime, datetime]] = {}  # last and first
+        self._tallies: dict[tuple[str, str, str, str], Tally] = {}
         self._starts: defaultdict[tuple[str, str], deque[datetime]] = defaultdict(deque)
         self._settings: defaultdict[tuple[str, str], dict[str, bytes]] = defaultdict(dict)
         self._observations: dict[tuple[str, str, str], Observation] = {}
@@ -205,22 +206,16 @@ class MemoryStore:
                 self._add_up(entry)
 
     def _add_up(self, entry: Tally) -> None:
+        now = self.now()
+        entry = structs.replace(entry, last_at=entry.last_at or now, first_at=entry.first_at or now)
         key = (entry.namespace, entry.task, entry.outcome, entry.job_id)
-        self._tallies[key] += entry.count
-        self._note_times(key, entry.last_at or self.now(), entry.first_at or self.now())
-
-    def _note_times(self, key: tuple[str, str, str, str], last: datetime, first: datetime) -> None:
-        known = self._tallied_at.get(key, (last, first))
-        self._tallied_at[key] = max(last, known[0]), min(first, known[1])
+        known = self._tallies.get(key)
+        self._tallies[key] = entry if known is None else known.plus(entry)
 
     async def tallies(self, namespace: str) -> list[Tally]:
         """Return the counters."""
         with self._lock:
-            return [
-                Tally(*key, times, *self._tallied_at[key])
-                for key, times in sorted(self._tallies.items())
-                if key[0] == namespace
-            ]
+            return [found for key, found in sorted(self._tallies.items()) if key[0] == namespace]
 
     async def fold(self, namespace: str) -> int:
         """Add the counters of jobs that are gone to those of no job."""
@@ -232,9 +227,7 @@ class MemoryStore:
                 if not key[3].startswith(SCHEDULES)
             ]
             for key in gone:
-                total = (*key[:3], "")
-                self._tallies[total] += self._tallies.pop(key)
-                self._note_times(total, *self._tallied_at.pop(key))
+                self._add_up(structs.replace(self._tallies.pop(key), job_id="", last_by=""))
         return len(gone)
 
     # ── observations ──────────────────────────────────────────────────────────────────────────────
@@ -299,7 +292,7 @@ class MemoryStore:
         """Remove counters, observations, settings and recorded starts."""
         with self._lock:
             every: tuple[dict[Any, Any], ...] = (
-                *(self._tallies, self._tallied_at, self._starts, self._settings, self._observations),
+                *(self._tallies, self._starts, self._settings, self._observations),
             )
             for rows in every:
                 for key in [key for key in rows if key[0] == namespace]:

@@ -618,34 +618,49 @@ WITH parts AS (
     DELETE FROM onejob_tallies WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM onejob_tallies WHERE part <> '' LIMIT 1000 FOR UPDATE SKIP LOCKED
     ))
-    RETURNING namespace, task, outcome, job_id, count, last_at, first_at
+    RETURNING namespace, task, outcome, job_id, count, last_at, first_at, last_by
 ),
 counted AS (
-    SELECT namespace, task, outcome, job_id, count, last_at, first_at
+    SELECT namespace, task, outcome, job_id, count, last_at, first_at, last_by
     FROM json_populate_recordset(NULL::onejob_tallies, $1::text::json)
     UNION ALL
     SELECT * FROM parts
 )
-INSERT INTO onejob_tallies (namespace, task, outcome, job_id, part, count, last_at, first_at)
-SELECT namespace, task, outcome, job_id, '', sum(count), max(last_at), min(first_at) FROM counted
+INSERT INTO onejob_tallies (namespace, task, outcome, job_id, part, count, last_at, first_at, last_by)
+SELECT
+    namespace, task, outcome, job_id, '', sum(count), max(last_at), min(first_at),
+    (array_agg(last_by ORDER BY last_by = '', last_at DESC))[1]
+FROM counted
 GROUP BY namespace, task, outcome, job_id
 ORDER BY namespace, task, outcome, job_id
 ON CONFLICT (namespace, task, outcome, job_id, part) DO UPDATE SET
     count = onejob_tallies.count + excluded.count,
     last_at = greatest(onejob_tallies.last_at, excluded.last_at),
-    first_at = least(onejob_tallies.first_at, excluded.first_at);
+    first_at = least(onejob_tallies.first_at, excluded.first_at),
+    last_by = CASE
+        WHEN onejob_tallies.last_by = '' THEN excluded.last_by
+        WHEN excluded.last_by <> '' AND excluded.last_at >= onejob_tallies.last_at THEN excluded.last_by
+        ELSE onejob_tallies.last_by
+    END;
 
 -- name: count_decided
 -- Add to the counters in the transaction that writes what was counted.
-INSERT INTO onejob_tallies (namespace, task, outcome, job_id, part, count, last_at, first_at)
-SELECT namespace, task, outcome, job_id, '', sum(count), max(last_at), min(first_at)
+INSERT INTO onejob_tallies (namespace, task, outcome, job_id, part, count, last_at, first_at, last_by)
+SELECT
+    namespace, task, outcome, job_id, '', sum(count), max(last_at), min(first_at),
+    (array_agg(last_by ORDER BY last_by = '', last_at DESC))[1]
 FROM json_populate_recordset(NULL::onejob_tallies, $1::text::json)
 GROUP BY namespace, task, outcome, job_id
 ORDER BY namespace, task, outcome, job_id
 ON CONFLICT (namespace, task, outcome, job_id, part) DO UPDATE SET
     count = onejob_tallies.count + excluded.count,
     last_at = greatest(onejob_tallies.last_at, excluded.last_at),
-    first_at = least(onejob_tallies.first_at, excluded.first_at);
+    first_at = least(onejob_tallies.first_at, excluded.first_at),
+    last_by = CASE
+        WHEN onejob_tallies.last_by = '' THEN excluded.last_by
+        WHEN excluded.last_by <> '' AND excluded.last_at >= onejob_tallies.last_at THEN excluded.last_by
+        ELSE onejob_tallies.last_by
+    END;
 
 -- name: transaction_id
 SELECT pg_current_xact_id()::text;
@@ -656,13 +671,18 @@ SELECT pg_xact_status($1::text::xid8);
 
 -- name: count_apart
 -- Count in a caller's transaction: in rows of its own, so that it waits for no transaction and delays none.
-INSERT INTO onejob_tallies (namespace, task, outcome, job_id, part, count, last_at, first_at)
-SELECT namespace, task, outcome, job_id, gen_random_uuid()::text, sum(count), max(last_at), min(first_at)
+INSERT INTO onejob_tallies (namespace, task, outcome, job_id, part, count, last_at, first_at, last_by)
+SELECT
+    namespace, task, outcome, job_id, gen_random_uuid()::text, sum(count), max(last_at), min(first_at),
+    (array_agg(last_by ORDER BY last_by = '', last_at DESC))[1]
 FROM json_populate_recordset(NULL::onejob_tallies, $1::text::json)
 GROUP BY namespace, task, outcome, job_id;
 
 -- name: tallies
-SELECT namespace, task, outcome, job_id, sum(count)::bigint, max(last_at), min(first_at) FROM onejob_tallies
+SELECT
+    namespace, task, outcome, job_id, sum(count)::bigint, max(last_at), min(first_at),
+    (array_agg(last_by ORDER BY last_by = '', last_at DESC))[1]
+FROM onejob_tallies
 WHERE namespace = $1::text
 GROUP BY namespace, task, outcome, job_id ORDER BY namespace, task, outcome, job_id;
 
@@ -679,8 +699,8 @@ WITH gone AS (
     RETURNING namespace, task, outcome, count, last_at, first_at
 ),
 folded AS (
-    INSERT INTO onejob_tallies (namespace, task, outcome, job_id, part, count, last_at, first_at)
-    SELECT namespace, task, outcome, '', '', sum(count), max(last_at), min(first_at) FROM gone
+    INSERT INTO onejob_tallies (namespace, task, outcome, job_id, part, count, last_at, first_at, last_by)
+    SELECT namespace, task, outcome, '', '', sum(count), max(last_at), min(first_at), '' FROM gone
     GROUP BY namespace, task, outcome ORDER BY namespace, task, outcome
     ON CONFLICT (namespace, task, outcome, job_id, part) DO UPDATE SET
         count = onejob_tallies.count + excluded.count,

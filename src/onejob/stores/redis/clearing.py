@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from onejob.stores.redis.layout import Bucket, Keyspace, frame
+from onejob.stores.redis.layout import TALLIES, Bucket, Keyspace, frame
 from onejob.stores.redis.steps import Call, Flow
 
-KINDS = ("tallies", "tallied", "tallied_first", "observations", "observed", "settings", "starts")
+KINDS = (*TALLIES, "observations", "observed", "settings", "starts")
 PAGE = 1000  # keys that are looked at in one call
 
 

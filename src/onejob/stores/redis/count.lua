@@ -1,24 +1,30 @@
 -- Change counters of absorbed requests, once, however often the call is repeated.
 --
--- KEYS  request (says that the call was done), counts, lasts and firsts (when each was last and first counted)
+-- KEYS  request (says that the call was done), counts, lasts and firsts (when each was last and first counted), by (what
+--       made the last request)
 -- ARGV  seconds for which the request is remembered; then per change: name of the counter, difference, last and first
---       time, and the name of a counter that is removed and whose number is the difference ('' for none)
+--       time, what made the last request ('' if that is unknown), and the name of a counter that is removed and whose
+--       number is the difference ('' for none)
 
-local call, request, counts, lasts, firsts = redis.call, KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local call, request, counts, lasts, firsts, by = redis.call, KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local remembered = ARGV[1]
 
 if not call('SET', request, '1', 'NX', 'EX', remembered) then return 0 end
 
-for i = 2, #ARGV, 5 do
-  local name, difference, last, first, removed = unpack(ARGV, i, i + 4)
+for i = 2, #ARGV, 6 do
+  local name, difference, last, first, last_by, removed = unpack(ARGV, i, i + 5)
   if removed ~= '' then
     difference = call('HGET', counts, removed) or 0
     last, first = call('HGET', lasts, removed) or 0, call('HGET', firsts, removed) or 0
     call('HDEL', counts, removed)
     call('HDEL', lasts, removed)
     call('HDEL', firsts, removed)
+    call('HDEL', by, removed)
   end
-  if tonumber(difference) ~= 0 then
+  if last_by ~= '' and (tonumber(last) >= tonumber(call('HGET', lasts, name) or 0) or call('HEXISTS', by, name) == 0) then
+    call('HSET', by, name, last_by)
+  end
+  if tonumber(difference) ~= 0 or last_by ~= '' then
     call('HINCRBY', counts, name, difference)
     if tonumber(last) > tonumber(call('HGET', lasts, name) or 0) then call('HSET', lasts, name, last) end
     if tonumber(first) < tonumber(call('HGET', firsts, name) or math.huge) then call('HSET', firsts, name, first) end

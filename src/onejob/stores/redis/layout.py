@@ -26,7 +26,7 @@ INDEX_DIGITS = 10  # of a continuation's index in its chain
 RANK_DIGITS = 58  # before the id; take.lua knows it too
 LARGEST_PRIORITY, EARLIEST_TIME, LARGEST_PLACE = 1 << 63, 10**17, 1 << 63  # offsets that make digits sort
 
-TALLIES = ("tallies", "tallied", "tallied_first")  # how often, when last, when first; in this order
+TALLIES = ("tallies", "tallied", "tallied_first", "tallied_by")  # how often, when last, when first, by what
 
 Entries = dict[str, tuple[int, str]]
 """Name of a sorted set → score and member; a job has at most one member in each set."""
@@ -51,7 +51,7 @@ class Bucket:
     - awaiting [chain]: ids of jobs that wait for a chain
     - due [namespace, queue, task]: available jobs, best first; shared: those with a partition, by partition
     - starts, turn, turn wanted [namespace, queue]: of limited queues
-    - settings [namespace, kind], tallies [namespace], tallied [namespace], tallied_first [namespace]
+    - settings [namespace, kind], tallies, tallied, tallied_first, tallied_by [namespace]
     - observations [namespace, kind]: records by id; observed [namespace, kind] and, of each subject,
       [namespace, kind, subject]: ids by time
     """

@@ -370,7 +370,7 @@ def count(tallies: Sequence[Tally], space: Keyspace, batch: str = "") -> Flow[No
     by_namespace: dict[str, list[Any]] = {}
     for one in tallies:
         times = write_time(one.last_at or now), write_time(one.first_at or now)
-        words = (frame(one.task, one.outcome, one.job_id), one.count, *times, "")
+        words = (frame(one.task, one.outcome, one.job_id), one.count, *times, one.last_by, "")
         by_namespace.setdefault(one.namespace, []).extend(words)
     bucket = space.buckets[0]
     yield [_counting(namespace, words, bucket, batch) for namespace, words in by_namespace.items()]
@@ -389,7 +389,7 @@ def tallies(namespace: str, space: Keyspace) -> Flow[list[Tally]]:
     for some in (yield from _tallies_by_bucket(namespace, space)):
         for one in some:
             name = one.task, one.outcome, one.job_id
-            found[name] = _sum(found[name], one) if name in found else one
+            found[name] = found[name].plus(one) if name in found else one
     return [found[name] for name in sorted(found)]
 
 
@@ -400,26 +400,23 @@ def _tallies_by_bucket(namespace: str, space: Keyspace) -> Flow[list[list[Tally]
         for bucket in space.buckets
         for what in TALLIES
     ]
-    return [_read_tallies(namespace, *replies[at : at + 3]) for at in range(0, len(replies), 3)]
+    each = len(TALLIES)
+    return [_read_tallies(namespace, *replies[at : at + each]) for at in range(0, len(replies), each)]
 
 
-def _read_tallies(namespace: str, numbers: Sequence[bytes], *times: Sequence[bytes]) -> list[Tally]:
-    last, first = ({name: read_time(int(at)) for name, at in pairs(some)} for some in times)
+def _read_tallies(namespace: str, *hashes: Sequence[bytes]) -> list[Tally]:
+    numbers, lasts, firsts, last_by = (dict(pairs(one)) for one in hashes)
     return [
-        Tally(namespace, task, outcome, job_id, int(number), last.get(name), first.get(name))
-        for name, number in pairs(numbers)
+        Tally(
+            *(namespace, task, outcome, job_id),
+            int(number),
+            read_time(int(lasts.get(name, 0))),
+            read_time(int(firsts.get(name, 0))),
+            last_by.get(name, b"").decode(),
+        )
+        for name, number in numbers.items()
         for task, outcome, job_id in [msgspec.json.decode(name)]
     ]
-
-
-def _sum(one: Tally, other: Tally) -> Tally:
-    first, last = (one.first_at, other.first_at), (one.last_at, other.last_at)
-    return msgspec.structs.replace(
-        one,
-        count=one.count + other.count,
-        first_at=min((at for at in first if at is not None), default=None),
-        last_at=max((at for at in last if at is not None), default=None),
-    )
 
 
 def fold(namespace: str, space: Keyspace) -> Flow[int]:
@@ -441,4 +438,4 @@ def fold(namespace: str, space: Keyspace) -> Flow[int]:
 
 def _folding(one: Tally) -> tuple[Any, ...]:
     """Return the change that moves a counter to that of no job."""
-    return (frame(one.task, one.outcome, ""), 0, 0, 0, frame(one.task, one.outcome, one.job_id))
+    return (frame(one.task, one.outcome, ""), 0, 0, 0, "", frame(one.task, one.outcome, one.job_id))

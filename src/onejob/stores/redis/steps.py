@@ -287,7 +287,7 @@ class Commit:
 
     def _count(self, tally: Tally) -> tuple[Any, ...]:
         """Return the command that adds one to a counter; its times are in the two keys that follow."""
-        numbers = [self._number(self.bucket.name(what, tally.namespace)) for what in TALLIES]
+        numbers = [self._number(self.bucket.name(what, tally.namespace)) for what in TALLIES[:3]]
         at = tally.last_at
         assert at is not None  # a step knows when it decides
         return ("COUNT", numbers[0], frame(tally.task, tally.outcome, tally.job_id), write_time(at))

@@ -199,6 +199,6 @@ def tallies(namespace: str) -> Flow[list[Tally]]:
     """Return the counters of absorbed requests."""
     [rows] = yield [Query("tallies", (namespace,))]
     return [
-        Tally(space, task, outcome, job_id, number, read_time(last_at), read_time(first_at))
-        for space, task, outcome, job_id, number, last_at, first_at in rows
+        Tally(space, task, outcome, job_id, number, read_time(last_at), read_time(first_at), last_by)
+        for space, task, outcome, job_id, number, last_at, first_at, last_by in rows
     ]

@@ -22,6 +22,7 @@ def count(session: Session, tallies: Sequence[Tally]) -> None:
             t.count,
             write_time(t.last_at or now),
             write_time(t.first_at or now),
+            t.last_by,
         )
         for now in [session.now]
         for t in tallies

@@ -342,14 +342,18 @@ ON CONFLICT (namespace, kind, name) DO UPDATE SET value = excluded.value;
 DELETE FROM onejob_settings WHERE namespace = ? AND kind = ? AND name = ?;
 
 -- name: tally
-INSERT INTO onejob_tallies (namespace, task, outcome, job_id, count, last_at, first_at)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO onejob_tallies (namespace, task, outcome, job_id, count, last_at, first_at, last_by)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (namespace, task, outcome, job_id) DO UPDATE SET
     count = count + excluded.count, last_at = max(last_at, excluded.last_at),
-    first_at = min(first_at, excluded.first_at);
+    first_at = min(first_at, excluded.first_at),
+    last_by = CASE
+        WHEN last_by = '' OR (excluded.last_by <> '' AND excluded.last_at >= last_at) THEN excluded.last_by
+        ELSE last_by
+    END;
 
 -- name: tallies
-SELECT namespace, task, outcome, job_id, count, last_at, first_at FROM onejob_tallies
+SELECT namespace, task, outcome, job_id, count, last_at, first_at, last_by FROM onejob_tallies
 WHERE namespace = ? ORDER BY namespace, task, outcome, job_id;
 
 -- name: orphan_tallies
@@ -359,8 +363,8 @@ WHERE namespace = ? AND job_id <> '' AND NOT EXISTS (SELECT 1 FROM onejob_jobs W
 LIMIT ?;
 
 -- name: fold_tally
-INSERT INTO onejob_tallies (namespace, task, outcome, job_id, count, last_at, first_at)
-SELECT namespace, task, outcome, '', count, last_at, first_at FROM onejob_tallies
+INSERT INTO onejob_tallies (namespace, task, outcome, job_id, count, last_at, first_at, last_by)
+SELECT namespace, task, outcome, '', count, last_at, first_at, '' FROM onejob_tallies
 WHERE namespace = ? AND task = ? AND outcome = ? AND job_id = ?
 ON CONFLICT (namespace, task, outcome, job_id) DO UPDATE SET
     count = count + excluded.count, last_at = max(last_at, excluded.last_at),

@@ -103,6 +103,30 @@ async def counters_add_up_and_fold_when_their_job_is_gone(given: Given) -> None:
 
 
 @case
+async def a_counter_keeps_what_made_its_last_request(given: Given) -> None:
+    now = given.clock()
+
+    async def add(ago: float, by: str, count: int = 1) -> str:
+        at = now - timedelta(seconds=ago)
+        given.store.count([Tally("", "mail", "kept", "job", count, at, at, by)])
+        [found] = await given.store.tallies("")
+        return found.last_by
+
+    assert await add(9, "") == ""
+    assert await add(8, "a") == "a"
+    assert await add(7, "b", 0) == "b"
+    assert await add(8, "late") == "b"
+    assert await add(3, "") == "b"
+    assert await add(1, "c") == "c"
+    assert await add(2, "d") == "c"
+    [counted] = await given.store.tallies("")
+    assert counted.count == 6
+    assert (counted.last_at, counted.first_at) == (now - timedelta(seconds=1), now - timedelta(seconds=9))
+    assert await given.store.fold("") == 1
+    assert [one.last_by for one in await given.store.tallies("")] == [""]
+
+
+@case
 async def a_step_adds_to_the_counters_in_its_own_write(given: Given) -> None:
     mail = mailer(given.app, Unique.coalesce(by="to"))
     first = await mail.enqueue(1, 1)

@@ -128,6 +128,7 @@ CREATE TABLE onejob_tallies (
     count BIGINT NOT NULL,
     last_at BIGINT NOT NULL,
     first_at BIGINT NOT NULL,
+    last_by TEXT NOT NULL, -- what made the last request
     PRIMARY KEY (namespace, task, outcome, job_id, part)
 );
 CREATE INDEX onejob_apart ON onejob_tallies (part) WHERE part <> '';

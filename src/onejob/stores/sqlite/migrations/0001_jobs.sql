@@ -105,6 +105,7 @@ CREATE TABLE onejob_tallies (
     count INTEGER NOT NULL,
     last_at INTEGER NOT NULL,
     first_at INTEGER NOT NULL,
+    last_by TEXT NOT NULL, -- what made the last request
     PRIMARY KEY (namespace, task, outcome, job_id)
 ) WITHOUT ROWID;
 
