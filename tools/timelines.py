@@ -64,7 +64,7 @@ class Moment:
 
 
 @dataclass
-class Film:
+class Record:
     """Everything that a scenario showed."""
 
     moments: list[Moment] = field(default_factory=list)
@@ -104,10 +104,10 @@ SCENARIOS = {
     ),
     "latest": Scenario(
         Unique.latest(by="key", version="seq"),
-        ((0, "v1", 1), (1, "v3", 3), (2, "v2", 2), (5, "v2", 2), (7, "v4", 4)),
-        16,
-        3,
+        ((0, "v1", 1), (2, "v3", 3), (4, "v2", 2), (8, "v2", 2), (10, "v4", 4)),
+        22,
         5,
+        6,
     ),
     "coalesce": Scenario(
         Unique.coalesce(by="key"), ((0, "A", 0), (2, "B", 0), (5, "C", 0), (7, "D", 0), (9, "E", 0)), 18, 4, 6
@@ -120,11 +120,11 @@ SCENARIOS = {
 # ── playing ───────────────────────────────────────────────────────────────────────────────────────
 
 
-class Stage:
+class Simulation:
     """An app on a memory store, and a worker that is moved tick by tick."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self.clock, self.film, self.scenario = Clock(), Film(), scenario
+        self.clock, self.record, self.scenario = Clock(), Record(), scenario
         self.store = MemoryStore(clock=self.clock)
         self.app = App(store=self.store)
         self.task = self._declare()
@@ -137,20 +137,20 @@ class Stage:
 
         return work
 
-    async def play(self) -> Film:
+    async def play(self) -> Record:
         """Play the scenario."""
         async with self.app:
             for tick in range(self.scenario.length):
                 await self._end_runs(tick)
                 for at, text, seq in self.scenario.requests:
                     if at == tick:
-                        self.film.answers.append((at, text, await self.task.enqueue("k", text, seq)))
+                        self.record.answers.append((at, text, await self.task.enqueue("k", text, seq)))
                 await self._start_runs(tick)
                 jobs = (await self.app.jobs())[::-1]
                 holders = {job.id for job in jobs if self.app.is_holding(job)}
-                self.film.moments.append(Moment(jobs, holders))
+                self.record.moments.append(Moment(jobs, holders))
                 self.clock.advance(1)
-        return self.film
+        return self.record
 
     async def _end_runs(self, tick: int) -> None:
         for end, job in [run for run in self.running if run[0] == tick]:
@@ -208,9 +208,9 @@ def bar_of(moment: Moment, job_id: str) -> tuple[str, str] | None:
     return None
 
 
-def draw_requests(film: Film) -> Iterator[str]:
+def draw_requests(record: Record) -> Iterator[str]:
     """Draw the requests and their answers; answers that stand close together take two lines."""
-    for number, (tick, text, answer) in enumerate(film.answers):
+    for number, (tick, text, answer) in enumerate(record.answers):
         kind = "absorbed" if answer.deduplicated else "created"
         yield f'<line class="tick" x1="{x(tick)}" x2="{x(tick)}" y1="26" y2="{TOP - 10}"/>'
         yield f'<text x="{x(tick)}" y="18" text-anchor="middle" font-weight="600">{escape(text)}</text>'
@@ -218,12 +218,12 @@ def draw_requests(film: Film) -> Iterator[str]:
         yield f'<text class="small {kind}" x="{x(tick) + 4}" y="{y}">{answer.outcome}</text>'
 
 
-def draw_jobs(film: Film, jobs: list[str]) -> Iterator[str]:
+def draw_jobs(record: Record, jobs: list[str]) -> Iterator[str]:
     """Draw one row per job."""
     for row, job_id in enumerate(jobs):
         y = TOP + row * ROW
         yield f'<text class="small" x="8" y="{y + 18}">job {row + 1}</text>'
-        for begin, end, (kind, text) in spans([bar_of(moment, job_id) for moment in film.moments]):
+        for begin, end, (kind, text) in spans([bar_of(moment, job_id) for moment in record.moments]):
             width = (end - begin) * UNIT - 2
             yield f'<rect class="{kind}" x="{x(begin) + 1}" y="{y}" width="{width}" height="26" rx="5"/>'
             fitting = text if width > 8 * len(text) else text.split()[-1]
@@ -232,20 +232,20 @@ def draw_jobs(film: Film, jobs: list[str]) -> Iterator[str]:
             yield f"<text{style} {middle}>{fitting}</text>"
 
 
-def draw_holds(film: Film, y: int) -> Iterator[str]:
+def draw_holds(record: Record, y: int) -> Iterator[str]:
     """Draw when the key is held, a new bar for each holder."""
     yield f'<text class="small" x="8" y="{y + 11}">key held</text>'
-    held = [(next(iter(moment.holders)), "") if moment.holders else None for moment in film.moments]
+    held = [(next(iter(moment.holders)), "") if moment.holders else None for moment in record.moments]
     for begin, end, _ in spans(held):
         width = (end - begin) * UNIT - 2
         yield f'<rect class="hold" x="{x(begin) + 1}" y="{y}" width="{width}" height="12" rx="3"/>'
 
 
-def draw(name: str, film: Film) -> str:
+def draw(name: str, record: Record) -> str:
     """Return the picture of a scenario."""
-    jobs = list(dict.fromkeys(job.id for moment in film.moments for job in moment.jobs))
+    jobs = list(dict.fromkeys(job.id for moment in record.moments for job in moment.jobs))
     bottom = TOP + len(jobs) * ROW
-    width, height = int(x(len(film.moments)) + 16), bottom + 50
+    width, height = int(x(len(record.moments)) + 16), bottom + 50
     axis = bottom + 26
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     lines = [
@@ -254,13 +254,13 @@ def draw(name: str, film: Film) -> str:
         f"<style>{STYLE}</style>",
         '<text class="small" x="8" y="18">request</text>',
         '<text class="small" x="8" y="38">answer</text>',
-        *draw_requests(film),
-        *draw_jobs(film, jobs),
-        *draw_holds(film, bottom),
-        f'<line class="axis" x1="{x(0)}" x2="{x(len(film.moments))}" y1="{axis}" y2="{axis}"/>',
+        *draw_requests(record),
+        *draw_jobs(record, jobs),
+        *draw_holds(record, bottom),
+        f'<line class="axis" x1="{x(0)}" x2="{x(len(record.moments))}" y1="{axis}" y2="{axis}"/>',
         *(
             f'<text class="small" x="{x(tick)}" y="{axis + 16}" text-anchor="middle">{tick} s</text>'
-            for tick in range(0, len(film.moments) + 1, 5)
+            for tick in range(0, len(record.moments) + 1, 5)
         ),
         "</svg>",
     ]
@@ -269,8 +269,8 @@ def draw(name: str, film: Film) -> str:
 
 def pictures() -> dict[str, str]:
     """Return every picture by its file name."""
-    films = {name: asyncio.run(Stage(scenario).play()) for name, scenario in SCENARIOS.items()}
-    return {f"{name}.svg": draw(name, film) for name, film in films.items()}
+    records = {name: asyncio.run(Simulation(scenario).play()) for name, scenario in SCENARIOS.items()}
+    return {f"{name}.svg": draw(name, record) for name, record in records.items()}
 
 
 if __name__ == "__main__":
