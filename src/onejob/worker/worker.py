@@ -356,14 +356,14 @@ class Worker:
 
     def _record(self, runs: Sequence[Run], answers: Sequence[Any]) -> None:
         """Count and log runs whose results are written; keep those that must be written again."""
-        written: set[Run] = set()
+        written, now = set[Run](), self._engine.store.now()
         for run, answer in zip(runs, answers, strict=True):
             if isinstance(answer, StoreError):  # another open transaction relies on the job
                 continue
             if isinstance(answer, OnejobError):
                 run.reject_result(answer)
                 continue
-            self._report(run, None if answer is None else answer.job)
+            self._report(run, None if answer is None else answer.job, now)
             written.add(run)
         self._ended[:] = [run for run in self._ended if run not in written]
 
@@ -371,15 +371,15 @@ class Worker:
         """Do the follow-up work of runs that their own transactions have completed."""
         if not completed:
             return
-        answers = [run.attempt.own_completion() for run in completed]
+        answers, now = [run.attempt.own_completion() for run in completed], self._engine.store.now()
         await self._engine.follow_up([run.settle_step() for run in completed], answers)
         for run in completed:
-            self._report(run, run.attempt.settled)
+            self._report(run, run.attempt.settled, now)
         self._ended[:] = [run for run in self._ended if run not in completed]
 
-    def _report(self, run: Run, settled: Job | None) -> None:
+    def _report(self, run: Run, settled: Job | None, now: datetime) -> None:
         """Count, measure and log how a run ended; one that was lost or handed back has not run to its end."""
-        end, now = name_end(run.result, settled), self._engine.store.now()
+        end = name_end(run.result, settled)
         self.ended[end] += 1
         if end not in UNFINISHED:
             self._timings.end(run.job, run.seconds, now)

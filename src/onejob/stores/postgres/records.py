@@ -92,8 +92,7 @@ def group_parameters(jobs: Sequence[Job]) -> list[Any]:
 Pair = tuple[Job, Job]
 """A job before and after a change."""
 
-RUN = ("state", "stand", "worker", "lease_until", "finished_at", "kept_until")
-run_of = attrgetter(*RUN)
+NOT_BEGUN = (None, None, None)
 
 
 def updates(pairs: Sequence[Pair], *, must: bool = False) -> Iterator[Query]:
@@ -102,22 +101,46 @@ def updates(pairs: Sequence[Pair], *, must: bool = False) -> Iterator[Query]:
     Each statement returns the ids that it wrote. If they `must` be written, it fails where a row is locked by
     another transaction or has another revision.
     """
-    groups: dict[tuple[Any, ...], list[Pair]] = {}
+    groups: list[tuple[Any, list[Pair]]] = []
+    latest: dict[Any, tuple[Any, list[Pair]]] = {}  # begun last, by what often differs
     for old, new in sorted(pairs, key=lambda pair: position(pair[0])):
-        change = change_of_run(old, new)
-        if change is not None:
-            groups.setdefault(change, []).append((old, new))
+        if not is_change_of_run(old, new):
+            yield update(old, new, must=must)
             continue
-        row = write_row(new)
-        values = [row[index] for index in CHANGED]
-        if new.args == old.args:
-            values[ARGS] = None  # they need not be sent again
-        yield Query("update_job", (old.id, old.revision, *values, int(must)))
-    for change, some in groups.items():
-        seen = array(old.id for old, _ in some), array(old.revision for old, _ in some)
-        results = [new.result and new.result.decode() for _, new in some]
-        given = array(results if any(results) else ())  # where there are fewer, the rest is NULL
-        yield Query("update_jobs", (*seen, given, *change, len(some) if must else 0))
+        kind, change = (new.task, new.stand, new.attempt, new.token), change_of_run(old, new)
+        if kind not in latest or latest[kind][0] != change:
+            latest[kind] = (change, [])
+            groups.append(latest[kind])
+        latest[kind][1].append((old, new))
+    for change, group in groups:
+        yield update_alike(group, *change, must=must)
+
+
+def is_change_of_run(old: Job, new: Job) -> bool:
+    """Return whether only that has changed which the start, the renewal or the end of a run changes."""
+    same = replace(
+        old,
+        state=new.state,
+        stand=new.stand,
+        worker=new.worker,
+        lease_until=new.lease_until,
+        finished_at=new.finished_at,
+        kept_until=new.kept_until,
+        attempt=new.attempt,
+        token=new.token,
+        started_at=new.started_at or old.started_at,
+        result=new.result,
+        revision=new.revision,
+    )
+    return same == new
+
+
+def change_of_run(old: Job, new: Job) -> tuple[Any, ...]:
+    """Return by how much the revision is raised, what is written, and how the run began if it begins."""
+    begun = (new.attempt, new.token, new.started_at)
+    begins = begun != (old.attempt, old.token, old.started_at)
+    run = (new.state, new.stand, new.worker, new.lease_until, new.finished_at, new.kept_until)
+    return new.revision - old.revision, run, begun if begins else NOT_BEGUN
 
 
 def position(job: Job) -> tuple[bytes, str]:
@@ -125,21 +148,27 @@ def position(job: Job) -> tuple[bytes, str]:
     return job.key or b"", job.id
 
 
-def change_of_run(old: Job, new: Job) -> tuple[Any, ...] | None:
-    """Return what `update_jobs` sets, or None if more has changed than the start or end of a run changes."""
-    state, stand, worker, *times = run_of(new)
-    started = {
-        "attempt": new.attempt,
-        "token": new.token,
-        "started_at": new.started_at or old.started_at,
-    }
-    run = dict(zip(RUN, run_of(new), strict=True))
-    if replace(old, **run, **started, revision=new.revision, result=new.result) != new:
-        return None
-    begins = new.attempt != old.attempt or new.token != old.token or new.started_at != old.started_at
-    attempt, token, started_at = started.values() if begins else (None, None, None)
-    return (
-        new.revision - old.revision,
+def update(old: Job, new: Job, *, must: bool) -> Query:
+    """Return the statement that writes everything that can change; arguments only if they have changed."""
+    row = write_row(new)
+    values = [row[index] for index in CHANGED]
+    if new.args == old.args:
+        values[ARGS] = None
+    return Query("update_job", (old.id, old.revision, *values, int(must)))
+
+
+def update_alike(
+    pairs: Sequence[Pair], raised: int, run: Sequence[Any], begun: Sequence[Any], *, must: bool
+) -> Query:
+    """Return the statement that writes what runs have changed alike."""
+    state, stand, worker, *times = run
+    attempt, token, started_at = begun
+    results = [new.result and new.result.decode() for _, new in pairs]
+    values = (
+        array(old.id for old, _ in pairs),
+        array(old.revision for old, _ in pairs),
+        array(results if any(results) else ()),  # where there are fewer, the rest is NULL
+        raised,
         STATE_NAMES[state],
         stand,
         worker and storable(worker),
@@ -148,6 +177,7 @@ def change_of_run(old: Job, new: Job) -> tuple[Any, ...] | None:
         token,
         started_at and write_time(started_at),
     )
+    return Query("update_jobs", (*values, len(pairs) if must else 0))
 
 
 # ── counters ──────────────────────────────────────────────────────────────────────────────────────
