@@ -9,6 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, closing, contextmanager
+from dataclasses import replace as replace_lease
 from typing import Any
 
 import psycopg
@@ -16,14 +17,16 @@ import pytest
 from msgspec.structs import replace
 
 from onejob import App, Job, Outcome, State, Task, Unique
+from onejob.core.job import alter
 from onejob.core.runs import Completed
-from onejob.errors import AdmissionBusy, StoreUnavailable
+from onejob.core.step import Changes, Step, View
+from onejob.errors import AdmissionBusy, InvalidCall, StoreUnavailable
 from onejob.stores.flow import Flow
 from onejob.stores.postgres.connection import BEGIN, COMMIT
 from onejob.stores.postgres.pool import MOST_OF_LOOP
 from onejob.stores.postgres.records import updates
 from onejob.stores.postgres.server import Server
-from onejob.stores.postgres.store import PostgresStore
+from onejob.stores.postgres.store import MANY, PostgresStore
 from onejob.stores.queries import Stranded
 from onejob.testing import Clock
 from tests.contract.stage import Stage, do, open_stage
@@ -164,6 +167,29 @@ async def test_no_end_comes_before_one_of_the_same_key_that_must_be_waited_for(
     assert ended.job.state is State.COMPLETED
     answers: list[Any] = await apps[0]._engine.store.apply(ends[:2])
     assert [one.job.state for one in answers] == [State.COMPLETED] * 2
+
+
+async def test_many_ends_and_a_lease_go_side_by_side(apps: list[App], database: psycopg.Connection) -> None:
+    """An end that is delayed, or that cannot be written, changes nothing for the others and for the lease."""
+    mail, store = mailer(apps[0]), apps[0]._engine.store
+    await apps[0].enqueue_many([mail.call(to) for to in range(2 * MANY)])
+    wanted = replace_lease(LEASE, queues={"default": MANY}, total=MANY)
+    running = (await store.lease(wanted)).jobs
+    ends = [settlement(apps[0], job, Completed(b"1")) for job in running]
+    ends[1] = Step(unwritable, running[1].id, seen=running[1])
+    with database.transaction():
+        database.execute("SELECT 1 FROM onejob_jobs WHERE id = %s FOR UPDATE", (running[0].id,))
+        (delayed, refused, *ended), started, _ = await store.lease(wanted, after=ends)
+    assert isinstance(delayed, AdmissionBusy)
+    assert isinstance(refused, InvalidCall)
+    assert [answer.job.state for answer in ended] == [State.COMPLETED] * (MANY - 2)
+    assert len({job.id for job in started} - {job.id for job in running}) == MANY
+
+
+def unwritable(view: View) -> Changes[None]:
+    """Give a job a worker whose name is no text."""
+    assert view.job is not None
+    return Changes(None, updates=(alter(view.job, worker="\ud800"),))
 
 
 @pytest.mark.parametrize("change", [{"priority": 9}, {"worker": "w"}])

@@ -48,18 +48,23 @@ FENCED = Trait.MARKED | Trait.HAS_SUCCESSOR
 def lease(server: Server, wanted: Lease, after: Sequence[Step[Any]]) -> Flow[Leased]:
     """Apply steps, then start due jobs; a step that another transaction delays is answered AdmissionBusy."""
     ends, steps = time.monotonic() + server.admission_timeout, dict(enumerate(after))
-    message = f"{server.place}: another open transaction relies on this job; try again."
+    delayed = busy(server)
     while True:
         try:
             answers, jobs, due = yield from lease_once(server, wanted, steps)
         except (AdmissionBusy, Moved, psycopg.Error) as error:
             if after and is_busy(error):
-                return Leased([AdmissionBusy(message) for _ in after], [], None)
+                return Leased([delayed for _ in after], [], None)
             yield from retry(server, error, ends)
         else:
             if answers:
                 server.changed()
-            return Leased([answers.get(index, AdmissionBusy(message)) for index in steps], jobs, due)
+            return Leased([answers.get(index, delayed) for index in steps], jobs, due)
+
+
+def busy(server: Server) -> AdmissionBusy:
+    """Return the answer of a step that another transaction delays."""
+    return AdmissionBusy(f"{server.place}: another open transaction relies on this job; try again.")
 
 
 def lease_once(
