@@ -22,7 +22,7 @@ from psycopg.rows import tuple_row
 
 from onejob.errors import InvalidCall, StoreTimeout, StoreUnavailable
 from onejob.stores.flow import Batch, Flow, Query, Row, drive_async, run_blocking
-from onejob.stores.postgres.errors import ConnectionLost, is_outdated_plan
+from onejob.stores.postgres.errors import OUTDATED_PLAN, ConnectionLost, sqlstate
 from onejob.stores.postgres.server import Server
 from onejob.stores.sql.statements import statements
 
@@ -197,14 +197,12 @@ class StoreConnection:
             return StoreTimeout(self._server.store_timeout, may_exist=writes)
         if isinstance(error, UnicodeEncodeError):
             return InvalidCall("PostgreSQL cannot store a lone surrogate: leave it out.")
-        if is_outdated_plan(error):
-            self.close()
-            return ConnectionLost(str(error))
-        if getattr(error, "sqlstate", None) is None:
+        is_outdated = sqlstate(error) == OUTDATED_PLAN  # it must be prepared anew, and has written nothing
+        if is_outdated or not sqlstate(error):
             self.close()
         if not self.raw.closed:
             return error
-        if COMMIT not in batch:
+        if is_outdated or COMMIT not in batch:
             return ConnectionLost(str(error))
         message = f"{self._server.place}: the connection broke during a commit; the job may exist."
         return StoreUnavailable(message)

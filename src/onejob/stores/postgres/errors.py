@@ -52,11 +52,6 @@ def is_race(error: BaseException) -> bool:
     return sqlstate(error) in {DEADLOCK, SERIALIZATION, UNIQUE, NOT_WRITTEN}
 
 
-def is_outdated_plan(error: BaseException) -> bool:
-    """Return whether a statement must be prepared anew; its transaction has not written anything."""
-    return sqlstate(error) == OUTDATED_PLAN
-
-
 def is_busy(error: BaseException) -> bool:
     """Return whether another transaction was in the way for too long."""
     return isinstance(error, AdmissionBusy) or sqlstate(error) == LOCK_TIMEOUT
@@ -73,8 +68,6 @@ def translated(error: BaseException, place: str) -> OnejobError:
         return TransactionConflict()
     if state == UNDEFINED_TABLE:
         return SchemaMismatch(f"{place} has no tables of onejob: run onejob migrate.")
-    if state == DENIED:
-        return refused(error, place)
     if state in UNSTORABLE:
         return InvalidCall("PostgreSQL cannot store the character NUL in a name: leave it out.")
     return unavailable(error, place)

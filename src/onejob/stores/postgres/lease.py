@@ -173,7 +173,7 @@ def start_best(
         yield from transaction.send(COMMIT)
         return started, None
     [[run_at]], _ = yield from transaction.send(Query("next_due", (wanted.namespace,)), COMMIT)
-    return started, next_due(wanted, load, now, timed(run_at), begun)
+    return started, next_due(wanted, load, now, None if run_at is None else read_time(run_at), begun)
 
 
 def begin(
@@ -199,8 +199,3 @@ def note_starts(begun: Sequence[Job], wanted: Lease, now: datetime) -> list[Quer
         for queue, rate in wanted.rates.items()
         if (number := numbers[queue])
     ]
-
-
-def timed(run_at: int | None) -> datetime | None:
-    """Return the time of the next timed job, as it was found."""
-    return None if run_at is None else read_time(run_at)

@@ -57,14 +57,12 @@ class Transaction:
         self._pending += queries
 
     def send(self, *queries: Query) -> Flow[list[list[Row]]]:
-        """Send a batch and return the rows of these statements."""
+        """Send a batch, if there is anything to ask, and return the rows of these statements."""
+        if not queries:
+            return []
         pending, self._pending = self._pending, []
         answers = yield [*pending, *queries]
         return answers[len(pending) :]
-
-    def ask(self, *queries: Query) -> Flow[list[list[Row]]]:
-        """Send a batch, if there is anything to ask."""
-        return (yield from self.send(*queries)) if queries else []
 
 
 # ── applying steps ────────────────────────────────────────────────────────────────────────────────
@@ -237,7 +235,7 @@ def load(transaction: Transaction, copy: WorkingCopy, steps: Steps, *, skips_loc
     free = "_free" if skips_locked else ""
     locks = [(f"lock{free}_jobs_alone", alone), (f"lock{free}_jobs", named)]
     for rows in (
-        yield from transaction.ask(*(Query(name, (array(sorted(ids)),)) for name, ids in locks if ids))
+        yield from transaction.send(*(Query(name, (array(sorted(ids)),)) for name, ids in locks if ids))
     ):
         put(copy, rows)
     keys = {copy.jobs[job_id].key: True for job_id in named if job_id in copy.jobs}
@@ -247,7 +245,7 @@ def load(transaction: Transaction, copy: WorkingCopy, steps: Steps, *, skips_loc
     keys.pop(None, None)
     shared = yield from load_keys(transaction, copy, named, keys)  # type: ignore[arg-type] # without None
     queues = list({step.queue for step in steps.values() if step.queue is not None})
-    depths = yield from transaction.ask(*(Query("depth", queue) for queue in queues))
+    depths = yield from transaction.send(*(Query("depth", queue) for queue in queues))
     copy.depths = {queue: number for queue, [[number]] in zip(queues, depths, strict=True)}
     return shared
 
@@ -279,7 +277,7 @@ def load_keys(
         "standing": (others, (*joined(others), array(mine))),
     }
     asked = {name: Query(name, parameters) for name, (some, parameters) in questions.items() if some}
-    answers = yield from transaction.ask(*asked.values())
+    answers = yield from transaction.send(*asked.values())
     found = {name: list[Row]() for name in questions} | dict(zip(asked, answers, strict=True))
     shared = {row[0] for row in found["lock_holders"]} - mine
     safe = shared | {row[0] for row in found["lock_standing"]}
@@ -296,7 +294,7 @@ def load_marks(transaction: Transaction, copy: WorkingCopy, rows: Sequence[Row])
     for row in rows:
         copy.put_mark(read_mark(row))
     missing = {mark.job for mark in copy.marks.values()} - copy.jobs.keys()
-    for named in (yield from transaction.ask(*([Query("jobs", (array(missing),))] if missing else []))):
+    for named in (yield from transaction.send(*([Query("jobs", (array(missing),))] if missing else []))):
         put(copy, named)
         if any(copy.jobs[row[0]].stand is not None for row in named):
             raise Moved  # it has taken the key meanwhile, and is not locked
