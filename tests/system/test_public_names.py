@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import onejob
-from onejob import Admission, App, Call, Chain, Context, Task, Worker
+from onejob import Admission, App, Call, Chain, Context, Job, Task, Worker
 from onejob.app.activity import Activity
 from onejob.app.dead_letters import DeadLetters
 from onejob.app.maintenance import Maintenance
@@ -143,6 +143,22 @@ def test_the_public_names_are_these() -> None:
 def test_nothing_internal_is_visible(owner: type) -> None:
     found = {name for name in {*dir(owner), *attributes_set(owner)} if not name.startswith("_")}
     assert {name.removesuffix("_sync") for name in found} == VISIBLE[owner]
+
+
+def test_a_job_has_no_internal_methods() -> None:
+    methods = {name for name, value in vars(Job).items() if callable(value) or isinstance(value, property)}
+    assert {name for name in methods if not name.startswith("_")} == {
+        *("arguments", "metadata", "failures", "as_dict", "awaits", "due_since", "returns_at"),
+        *(
+            "is_blocked",
+            "is_holder",
+            "is_sealed",
+            "is_successor",
+            "is_superseded",
+            "is_terminal",
+            "is_tombstone",
+        ),
+    }
 
 
 def attributes_set(owner: type) -> set[str]:
