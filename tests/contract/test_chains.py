@@ -272,7 +272,7 @@ async def test_a_chain_needs_calls_that_fit(app: App) -> None:
     with pytest.raises(InvalidCall, match="does not fit"):
         await chain(two.call(1, 2), two.step(c=3)).enqueue()
     with pytest.raises(InvalidCall, match="first call of a chain"):
-        await chain(two.call(1, 2), two.options(after=["x"]).step(1)).enqueue()
+        await chain(two.call(1, 2), two.options(after=["x" * 36]).step(1)).enqueue()
     assert await everything(app) == []
 
 

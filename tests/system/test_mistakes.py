@@ -7,12 +7,13 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from onejob import App, Retry, State, Task, Tasks, Unique, chain, unique
+from onejob import App, Retry, Snooze, State, Task, Tasks, Unique, chain, current, unique
 from onejob.errors import (
     AdmissionBusy,
     InvalidCall,
@@ -141,6 +142,10 @@ async def test_the_message_of_an_error_cannot_forge_a_line_of_the_log(
 # ── declarations ──────────────────────────────────────────────────────────────────────────────────
 
 
+def mail_to(sender: int, to: int) -> int:
+    return sender + to
+
+
 def declare_cron_below_task(app: App) -> None:
     app.task(app.cron("* * * * *")(lambda: None))
 
@@ -162,6 +167,7 @@ DECLARATIONS: dict[str, tuple[Callable[[App], object], str]] = {
     "cron below task": (declare_cron_below_task, "write @app.cron above @app.task"),
     "a method": (declare_method, "sell is a method, whose object no worker has"),
     "two windows": (lambda _: Unique.throttle("10m", within="5m"), "leave within= out"),  # type: ignore[call-arg]
+    "no name": (lambda app: app.task(partial(mail_to, 1)), "has no name: write name=…"),
     "no retry": (lambda app: app.task(retry=False)(len), r"retry=False: write Retry.never\(\)"),  # type: ignore[call-overload]
     "a class without a signature": (
         lambda app: app.task(int),
@@ -320,6 +326,68 @@ def test_a_job_may_be_named_by_itself_its_admission_or_its_id(app: App, mail: Ta
     for call in (app.job_sync, app.cancel_sync, app.delete_sync, app.dead.replay_sync):
         with pytest.raises(InvalidCall, match="5 is no job: give a job, what enqueue returned, or an id"):
             call(5)  # type: ignore[arg-type]
+
+
+def test_an_id_that_is_not_looked_up_is_written_out(mail: Task[..., int]) -> None:
+    short = mail.enqueue_sync(1).job.id[:23]
+    for option in ("after", "exclude"):
+        with pytest.raises(
+            UnknownJob, match=f"{option}= names chain '{short}', which is not a whole id: write"
+        ):
+            mail.options(**{option: short}).enqueue_sync(2)  # type: ignore[arg-type]
+
+
+async def test_dead_letters_are_replayed_by_their_short_ids(app: App) -> None:
+    @app.task(retry=Retry.never())
+    async def fail(number: int) -> None:
+        raise ValueError(number)
+
+    dead = [await fail.enqueue(number) for number in (1, 2)]
+    await drain(app)
+    answers = await app.dead.replay_many([dead[0].job.id[:23], dead[1], "nobody"])
+    assert [answer is not None for answer in answers] == [True, True, False]
+
+
+def test_half_a_key_is_no_key(app: App, mail: Task[..., int]) -> None:
+    key = mail.options(key="k").enqueue_sync(1).key
+    assert key is not None
+    assert len(app.jobs_sync(key=key)) == 1
+    for call in (lambda: app.jobs_sync(key=key[:12]), lambda: app.release_sync(key[:12])):
+        with pytest.raises(InvalidCall, match="is not a key: give its 64 hexadecimal digits"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        ("job_id", "write current\\(\\).job.id"),
+        ("retries", "write current\\(\\).attempt"),
+        ("retry", "write raise onejob.RetryLater"),
+        ("attemp", "write attempt\\b"),
+    ],
+)
+def test_what_a_running_job_has_elsewhere_is_answered(app: App, word: str, instead: str) -> None:
+    @app.task(retry=Retry.never())
+    def ask() -> None:
+        getattr(current(), word)
+
+    ask.enqueue_sync()
+    with pytest.raises(AttributeError, match=instead):
+        drain_sync(app, raises=True)
+
+
+async def test_a_result_that_cannot_be_stored_says_why(app: App) -> None:
+    async def later() -> None: ...
+
+    coroutine = later()
+    forgotten = app.task(name="forgotten", retry=Retry.never())(lambda: coroutine)
+    returned = app.task(name="returned", retry=Retry.never())(lambda: Snooze("5s"))
+    jobs = [(await task.enqueue()).job for task in (forgotten, returned)]
+    await drain(app)
+    coroutine.close()
+    messages = [(await app.job(job)).failures[0]["message"] for job in jobs]
+    assert "it is a coroutine that was not awaited: write async def and await" in messages[0]
+    assert "Snooze has no JSON form: raise it" in messages[1]
 
 
 async def test_a_blocking_call_on_a_loop_is_refused_by_the_name_that_was_written(app: App) -> None:

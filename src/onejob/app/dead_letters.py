@@ -16,7 +16,7 @@ from onejob.core.job import Job, State
 from onejob.core.replay import replay
 from onejob.core.step import Step
 from onejob.engine.engine import Engine, batches
-from onejob.errors import InvalidCall, OnejobError
+from onejob.errors import InvalidCall, OnejobError, UnknownJob
 from onejob.stores.queries import Ended
 from onejob.tasks.admission import Admission, JobLike, id_of
 from onejob.tasks.edit import edit_job
@@ -156,21 +156,30 @@ class DeadLetters:
         return self._engine.run_sync(self.replay(job_id, args=args))
 
     async def replay_many(
-        self, ids: Sequence[str], *, args: Mapping[str, Any] | None = None
+        self, ids: Sequence[JobLike], *, args: Mapping[str, Any] | None = None
     ) -> builtins.list[Admission[Any] | OnejobError | None]:
         """Replay dead letters in one commit.
 
         Args:
-            ids: The dead letters' ids.
+            ids: The dead letters, or their ids.
             args: Arguments to change in each of them.
 
         Returns:
             One answer per id: the admission, None if the job is no dead letter, or the error of an edit that
             is not allowed.
         """
+        written = [await self._written_out(one) for one in ids]
         act = replay if args is None else partial(replay, edit=partial(self._edit, dict(args)))
-        answers = await self._engine.apply([Step(act, job_id) for job_id in ids])
+        answers = await self._engine.apply([Step(act, job_id) for job_id in written])
         return [self._admission(answer) for answer in answers]
+
+    async def _written_out(self, one: JobLike) -> str:
+        """Return the id of a job; what names none stays as it is."""
+        try:
+            [job_id] = await self._engine.whole_ids([id_of(one)])
+        except UnknownJob:
+            return id_of(one)
+        return job_id
 
     async def replay_all(
         self, *, limit: int = 1000, args: Mapping[str, Any] | None = None, **filters: Unpack[DeadFilter]
@@ -209,7 +218,7 @@ class DeadLetters:
         return self._engine.run_sync(self.ids(**filters))
 
     def replay_many_sync(
-        self, ids: Sequence[str], *, args: Mapping[str, Any] | None = None
+        self, ids: Sequence[JobLike], *, args: Mapping[str, Any] | None = None
     ) -> builtins.list[Admission[Any] | OnejobError | None]:
         """Blocking variant of `replay_many`."""
         return self._engine.run_sync(self.replay_many(ids, args=args))

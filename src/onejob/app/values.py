@@ -15,6 +15,8 @@ from onejob.core.text import is_name
 from onejob.errors import InvalidCall, InvalidPolicy
 from onejob.tasks.foreign import instead_of_retry
 
+KEY_BYTES = 32
+
 
 class WorkerOptions(TypedDict, total=False):
     """The options of `App.worker`."""
@@ -48,11 +50,14 @@ def read_key(key: str | bytes) -> bytes:
     if isinstance(key, bytes):
         return key
     try:
-        return bytes.fromhex(key)
+        found = bytes.fromhex(key)
     except ValueError:
+        found = b""
+    if len(found) != KEY_BYTES:
         raise InvalidCall(
-            f"{key!r} is not a key: give its hexadecimal digits, as Admission.key shows them."
-        ) from None
+            f"{key!r} is not a key: give its {2 * KEY_BYTES} hexadecimal digits, as Admission.key shows them."
+        )
+    return found
 
 
 class Defaults(NamedTuple):

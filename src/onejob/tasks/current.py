@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -14,11 +14,13 @@ from onejob.core.holds import gives_way
 from onejob.core.job import Job
 from onejob.core.manual import release_own
 from onejob.core.step import Step
+from onejob.core.words import missing
 from onejob.engine.engine import Engine
 from onejob.engine.sealing import hide, place_in
 from onejob.errors import CompletionError, ContinuationError, InvalidCall, NoCurrentJob, OnejobError
 from onejob.tasks.call import Call
 from onejob.tasks.continuation import chosen_next
+from onejob.tasks.foreign import CONTEXT
 from onejob.tasks.registry import Registry
 from onejob.tasks.results import result_of
 from onejob.tasks.running import running, set_running
@@ -104,6 +106,12 @@ class Context:
     def __init__(self, engine: Engine, run: Run) -> None:
         self._engine = engine
         self._run = run
+
+    if not TYPE_CHECKING:  # or type checkers would accept every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError; for a word of other job systems, say what to write instead."""
+            raise missing(self, name, CONTEXT)
 
     @property
     def job(self) -> Job:

@@ -94,6 +94,8 @@ def declare(
 def check_declaration(task: Declaration) -> Declaration:
     """Return a declaration; raise InvalidPolicy for options that could only fail later."""
     name = task.name
+    if not name:
+        raise InvalidPolicy(f"{task.function!r} has no name: write name=….")
     if not is_name(name):
         raise InvalidPolicy(f"name={name!r}: a task's name is printable text.")
     if is_method(task):

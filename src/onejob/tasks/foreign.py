@@ -77,6 +77,20 @@ ADMISSION = {
 }
 """What the answers of enqueues have elsewhere, and how to write it here."""
 
+CONTEXT = {
+    **dict.fromkeys(("id", "task_id", "job_id", "message_id"), "current().job.id"),
+    **dict.fromkeys(("args", "kwargs", "arguments"), "current().job.arguments"),
+    **dict.fromkeys(("meta", "metadata", "headers"), "current().job.metadata"),
+    **dict.fromkeys(("retries", "job_try", "retry_count"), "current().attempt"),
+    **dict.fromkeys(("is_aborted", "is_cancelled", "should_stop"), "current().cancelled"),
+    **dict.fromkeys(("update_state", "set_progress"), "current().progress(0.5)"),
+    **dict.fromkeys(("retry", "reschedule"), 'raise onejob.RetryLater("5s")'),
+    **dict.fromkeys(("reject", "discard"), "raise onejob.Discard(…)"),
+    "task": "current().job.task",
+    "request": "current().job",
+}
+"""What a running job has elsewhere, and how to write it here."""
+
 OPTIONS = {
     "delay": "delay=…",
     "run_at": "run_at=…",

@@ -11,7 +11,8 @@ from onejob.core.durations import Duration
 from onejob.core.fluent import Fluent
 from onejob.core.job import Job, Retry, Trait
 from onejob.core.policy import Unique
-from onejob.errors import InvalidCall
+from onejob.engine.short_ids import WHOLE
+from onejob.errors import InvalidCall, UnknownJob
 from onejob.tasks.admission import Admission
 from onejob.tasks.declaration import is_priority
 from onejob.tasks.foreign import instead_of_retry, unknown_options
@@ -90,13 +91,23 @@ def is_aware(value: object) -> bool:
     return isinstance(value, datetime) and value.tzinfo is not None
 
 
+def whole_id(given: str, option: str) -> str:
+    """Return an id of an option, which is not looked up; raise UnknownJob for one that is not written out."""
+    if len(given) != WHOLE:
+        raise UnknownJob(
+            f"{option}= names chain {given!r}, which is not a whole id: write its "
+            f"{WHOLE} characters, or give the job, as app.job(…) returns it."
+        )
+    return given
+
+
 def chains_of(given: Any, option: str) -> dict[str, Job | None]:
     """Return the chains that an option names, and the jobs that come with them."""
     found: dict[str, Job | None] = {}
     for one in given if isinstance(given, Iterable) and not isinstance(given, str) else [given]:
         match one:
             case str():
-                found[one] = None
+                found[whole_id(one, option)] = None
             case Job():
                 found[one.chain_id] = one
             case Admission():

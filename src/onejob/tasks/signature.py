@@ -29,7 +29,10 @@ def encode_hook(value: Any) -> Any:
         if lost := find_change(value, type(value).model_validate(plain)):
             raise ValueError(f"{type(value).__name__}.{lost} would not come out of JSON as it went in")
         return plain
-    raise NotImplementedError(f"{type(value).__name__} has no JSON form")
+    if inspect.iscoroutine(value):
+        raise NotImplementedError("it is a coroutine that was not awaited: write async def and await")
+    cure = ": raise it, or write str(…)" if isinstance(value, BaseException) else ""
+    raise NotImplementedError(f"{type(value).__name__} has no JSON form{cure}")
 
 
 def find_change(before: Any, after: Any) -> str | None:
