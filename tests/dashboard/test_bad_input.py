@@ -71,6 +71,7 @@ FORMS = {
     "/jobs/{}/delete": (),
     "/jobs/{}/replay": ("args",),
     "/keys/{}/release": ("job", "reason"),
+    "/keys/{}/force": (),
     "/chains/{}/cancel": (),
     "/sign-in": ("token",),
 }

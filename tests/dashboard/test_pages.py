@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from onejob import App, Percentiles, State, Times, Timings, Unique, WorkerStatus, current
+from onejob.engine.presence import report
 from onejob.http import dashboard
 from onejob.http.pages.charts import draw_area, draw_sparks
 from onejob.http.pages.live import events
@@ -371,6 +372,42 @@ async def test_a_key_is_released_only_with_a_reason_from_the_job_that_was_shown(
     assert "wrong customer" in await full.text(page)
     [entry] = await app.activity.releases()
     assert (entry.job, entry.reason, entry.key) == (job.id, "wrong customer", job.key.hex())
+
+
+async def test_running_and_busy_holders_are_listed_however_many_keys_are_held(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = (await app.tasks["embed"].enqueue("one")).job
+    calls = [app.tasks["sync_customer"].call(number) for number in (*range(9), 0)]
+    busy = (await app.enqueue_many(calls))[-1]  # absorbed by the first
+    assert busy.deduplicated
+    now = (await count(app)).at
+    described = dict.fromkeys(("name", "host", "version"), "x") | dict.fromkeys(
+        ("started_at", "seen_at"), now
+    )
+    worker = WorkerStatus(**described, process=1, queues={}, tasks=[], running=[running.id], concurrency=1)  # type: ignore[arg-type]
+    await report(app._engine, worker)
+    monkeypatch.setattr("onejob.http.pages.samples.MOST_HOLDS", 5)
+    html = await Client(dashboard(app)).text("/dedup")
+    assert html.index(f"hold-{busy.job.id}") < html.index(f"hold-{running.id}")  # by absorbed requests
+    assert html.count('id="hold-') == 7
+
+
+async def test_a_run_is_forced_with_the_newest_arguments(app: App, full: Client) -> None:
+    [job] = await app.jobs(task="send_invoice")
+    assert job.key is not None
+    page = f"/keys/{job.key.hex()}"
+    assert "is admitted, and holds the key" in await full.post(f"{page}/force", page)
+    newest, before = await app.jobs(task="send_invoice")
+    assert (newest.arguments, newest.key, before.id) == (job.arguments, job.key, job.id)
+    assert app.is_holding(newest)
+    assert not app.is_holding(before)
+    await app.tasks["send_invoice"].options(key="by phone").enqueue(order=9)
+    other = (await app.jobs(task="send_invoice"))[0]
+    assert other.key is not None
+    page = f"/keys/{other.key.hex()}"  # whose key its task would not make
+    assert f'action="{page}/force"' not in await full.text(page)
+    assert "Not started:" in await full.post(f"{page}/force", page)
 
 
 async def test_absorbed_requests_are_listed_with_their_callers(app: App, full: Client) -> None:

@@ -13,7 +13,7 @@ from onejob.http.pages.charts import draw_lanes
 from onejob.http.pages.errors import BadRequest
 from onejob.http.pages.forms import form_of
 from onejob.http.pages.render import go, refuse, render
-from onejob.http.pages.same_work import same_work
+from onejob.http.pages.same_work import call_like, same_work
 from onejob.http.pages.search import KEY
 from onejob.http.pages.state import app_of
 from onejob.http.pages.text import away
@@ -45,6 +45,7 @@ async def key(request: Request) -> Response:
         jobs=jobs,
         newest=newest,
         work=same_work(app, newest),
+        repeatable=call_like(app, newest) is not None,
         holder=holder,
         successor=successor,
         ends=ends(holder) if holder else "",
@@ -54,6 +55,7 @@ async def key(request: Request) -> Response:
         total=sum(absorbed.get(job.id, 0) for job in jobs),
         full=len(jobs) == SHOWN,
         entries=entries[:SHOWN_ENTRIES],
+        ticks=TICKS if len(entries) == TICKS else None,
         releases=await app.activity.releases(key=name, limit=SHOWN_ENTRIES),
     )
 
@@ -85,6 +87,24 @@ async def release(request: Request) -> Response:
         return refuse(request, path, error, "Not released: ")
     log.warning("key %s was released from job %s in the dashboard: %s", name, job_id, reason)
     return go(request, path, "The key is free; the job continues without it.")
+
+
+async def force(request: Request) -> Response:
+    """Start another job with the newest arguments of a key, although the key may be held."""
+    await form_of(request)
+    name, app = key_name(request), app_of(request)
+    jobs = await app.jobs(key=name, limit=SHOWN)
+    newest = next((job for job in jobs if job.is_successor), jobs[0] if jobs else None)
+    call = None if newest is None else call_like(app, newest, force=True)
+    if call is None:
+        said = "Not started: this dashboard cannot make a request with this key from the jobs that are left."
+        return go(request, f"/keys/{name}", said, good=False)
+    try:
+        answer = await call.enqueue()
+    except OnejobError as error:
+        return refuse(request, f"/keys/{name}", error, "Not started: ")
+    log.warning("job %s was started in the dashboard although key %s may have been held", answer.job.id, name)
+    return go(request, f"/keys/{name}", f"Job {answer.job.id} is admitted, and holds the key.")
 
 
 async def holder_of(app: App, name: str) -> Job | None:

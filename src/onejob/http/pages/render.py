@@ -80,7 +80,7 @@ async def counts(request: Request) -> dict[str, str]:
     from onejob.http.pages.samples import MOST_HOLDS
 
     sample = await state_of(request).sampler.sample()
-    held = number(len(sample.holders)) + ("+" if len(sample.holds) >= MOST_HOLDS else "")
+    held = number(min(len(sample.holders), MOST_HOLDS)) + ("+" if len(sample.holds) >= MOST_HOLDS else "")
     return {
         "jobs": number(sum(sample.stats.by_state.values())),
         "dedup": held,

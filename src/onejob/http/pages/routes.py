@@ -17,7 +17,7 @@ from onejob.http.pages.dead import dead, replay_group
 from onejob.http.pages.dedup import dedup
 from onejob.http.pages.job import cancel_job, delete_job, job, replay_job
 from onejob.http.pages.jobs import act_on_many, confirm, jobs
-from onejob.http.pages.key import key, release
+from onejob.http.pages.key import force, key, release
 from onejob.http.pages.live import live
 from onejob.http.pages.metrics import metrics
 from onejob.http.pages.overview import overview
@@ -56,6 +56,7 @@ ROUTES: list[BaseRoute] = [
     live_page("/dedup", dedup),
     live_page("/keys/{key}", key),
     Route("/keys/{key}/release", release, methods=["POST"]),
+    Route("/keys/{key}/force", force, methods=["POST"]),
     live_page("/why", why),
     live_page("/chains", chains),
     live_page("/chains/{chain_id}", chain),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from onejob import App, Job
+from onejob import App, Call, Job
 from onejob.errors import OnejobError
 from onejob.http.pages.text import cut, plain, summary
 
@@ -18,16 +18,20 @@ def same_work(app: App, job: Job) -> str:
 
     A task that is unknown here, or has another policy by now, does not say what the key was made of.
     """
+    call = call_like(app, job)
+    return summary(job) if call is None else cut(clear(call.dimensions), LONGEST) or "one per task"
+
+
+def call_like(app: App, job: Job, *, force: bool = False) -> Call[Any] | None:
+    """Return a call with the arguments and the key of a job; None if its task cannot make it."""
     if job.key is None or job.is_sealed or job.is_tombstone or job.task not in app.tasks:
-        return summary(job)
+        return None
     try:
-        task = app.tasks[job.task].options(queue=job.queue, meta=job.metadata)
+        task = app.tasks[job.task].options(queue=job.queue, meta=job.metadata, force=force)
         call = task.call_from(job.arguments)
-        if call.key != job.key.hex():
-            return summary(job)
-        return cut(clear(call.dimensions), LONGEST) or "one per task"
+        return call if call.key == job.key.hex() else None
     except (OnejobError, TypeError, ValueError):  # the task has other arguments by now
-        return summary(job)
+        return None
 
 
 def clear(dimensions: Mapping[str, Any]) -> str:

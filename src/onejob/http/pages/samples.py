@@ -6,14 +6,15 @@ import asyncio
 import hashlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from heapq import nlargest
 from time import monotonic
 
 from onejob import App, Job, QueueStatus, Stats, Times, WorkerStatus
-from onejob.errors import OnejobError
+from onejob.errors import OnejobError, UnknownJob
 from onejob.http.pages.text import span
 
 log = logging.getLogger("onejob")
@@ -23,6 +24,7 @@ EVERY = 5.0  # seconds between the points of the chart
 HISTORY = timedelta(hours=1)
 LATELY = 12  # points: a minute
 MOST_HOLDS = 500
+MOST_BUSY = 20  # running jobs, and jobs that have absorbed most, that are looked at beside them
 MOST_NEW = 500  # jobs that are read to count those that were created since the last point
 WITHOUT_JOB = ("kept", "updated", "rejected", "stale")  # absorbed requests that have no job of their own
 ABSORBED = (*WITHOUT_JOB, "rerun")
@@ -242,7 +244,21 @@ async def count(app: App) -> Sample:
     stats, queues = await app.stats(), await app.queues.list()
     holds, schedules = await app.holds(limit=MOST_HOLDS), await app.schedules.all()
     served, workers = await app.absorbed(), await app.activity.workers()
+    if len(holds) >= MOST_HOLDS:
+        # The newest may all have ended: those that run and those that absorb most are what is looked for.
+        running = [job_id for worker in workers for job_id in worker.running][:MOST_BUSY]
+        busy = nlargest(MOST_BUSY, served, key=served.__getitem__)
+        holds += await holders_of(app, {*running, *busy} - {job.id for job in holds})
     return Sample(datetime.now(UTC), stats, holds, queues, len(schedules), served, workers)
+
+
+async def holders_of(app: App, ids: Collection[str]) -> list[Job]:
+    """Return the jobs with these ids that hold a key."""
+    found = []
+    for job_id in ids:
+        with suppress(UnknownJob):  # it has been pruned
+            found.append(await app.job(job_id))
+    return [job for job in found if app.is_holding(job)]
 
 
 def digest(newest: object, sample: Sample) -> str:

@@ -88,7 +88,7 @@
   // "3 s ago" goes on while nothing changes; the server's clock decides, and the words are those of text.py.
   const THIN = "\u202f";
   const UNITS = [["d", 86400], ["h", 3600], ["m", 60]];
-  const ahead = new Date(document.body.dataset.now) - Date.now();
+  let ahead = new Date(document.body.dataset.now) - Date.now(); // less than it is, by the time the page took
 
   function away(at) {
     const distance = at - Date.now() - ahead;
@@ -106,6 +106,8 @@
   }
   setInterval(() => {
     if (document.hidden) return;
+    const heard = document.querySelector("#heard time");
+    if (heard) ahead = Math.max(ahead, new Date(heard.dateTime) - Date.now());
     document.querySelectorAll("time[datetime]:not([data-local])").forEach((time) => {
       const said = away(new Date(time.dateTime));
       if (time.textContent !== said) time.textContent = said;
