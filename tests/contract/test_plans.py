@@ -89,7 +89,8 @@ def explain(path: Path, statement: str) -> list[str]:
     """Return the plan of a statement, whatever its parameters are."""
     sql = SQL[statement]
     numbers = [int(number) for number in re.findall(r"\?(\d+)", sql)]
-    given = ["[]"] * (max(numbers) if numbers else sql.count("?"))
+    unnumbered = len(re.findall(r"\?(?!\d)", sql))
+    given = ["[]"] * max([unnumbered, *numbers])
     with closing(sqlite3.connect(path)) as connection:
         return [detail for *_, detail in connection.execute(f"EXPLAIN QUERY PLAN {sql}", given)]
 
