@@ -35,7 +35,9 @@ async def move(app: App, target: str, *, history: bool, as_json: bool) -> int:
     are = "is" if done.moved == 1 else "are"
     click.echo(f"{number_of(done.moved, 'job')} {are} in {place} now.")
     if done.left:
-        click.echo(f"{done.left:,} ended jobs were left where they are: --history moves these too.")
+        click.echo(
+            f"Left in the old store: {number_of(done.left, 'ended job')}. --history moves ended jobs, too."
+        )
     if done.taken:
         click.echo(f"{done.taken:,} could not be moved: the new store has another job for their key.")
     return int(done.taken > 0)
