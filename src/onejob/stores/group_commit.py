@@ -45,10 +45,16 @@ class GroupCommit:
         arguments = (self._queue, weakref.WeakMethod(run))
         self._thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
         self._started = False
+        self._gathering: dict[asyncio.AbstractEventLoop, list[Entry]] = {}
         weakref.finalize(self, self._queue.put, None).atexit = False
 
-    async def submit(self, request: Any) -> Any:
+    async def submit(self, request: Any, *, gather: bool = False) -> Any:
         """Return the answer of a request.
+
+        Args:
+            request: What is given to `run`.
+            gather: Hand it over with all others of this turn of the event loop, so that they share a commit
+                although the thread is idle.
 
         Raises:
             Closed: The thread has ended; the request was not run.
@@ -56,18 +62,36 @@ class GroupCommit:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
+        entry = (request, loop, future)
+        if not gather:
+            self._hand_over([entry])
+        elif (gathered := self._gathering.get(loop)) is not None:
+            gathered.append(entry)
+        else:
+            self._gathering[loop] = [entry]
+            loop.call_soon(self._hand_over_gathered, loop)
+        timer = loop.call_later(self._timeout, _give_up, future, self._timeout)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+
+    def _hand_over(self, entries: Sequence[Entry]) -> None:
         with self._lock:
             if self._closed:
                 raise Closed
             if not self._started:
                 self._started = True
                 self._thread.start()
-            self._queue.put((request, loop, future))
-        timer = loop.call_later(self._timeout, _give_up, future, self._timeout)
+            for entry in entries:
+                self._queue.put(entry)
+
+    def _hand_over_gathered(self, loop: asyncio.AbstractEventLoop) -> None:
+        entries = self._gathering.pop(loop)
         try:
-            return await future
-        finally:
-            timer.cancel()
+            self._hand_over(entries)
+        except Closed as closed:
+            _deliver([(future, closed) for _, _, future in entries])
 
     def close(self) -> None:
         """Run the requests that were submitted, then end the thread."""

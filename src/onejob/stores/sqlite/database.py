@@ -118,6 +118,10 @@ class Database:
         """Run work on the writer thread, in a commit that it shares with all that has gathered."""
         return await self._commits.submit(work)  # type: ignore[no-any-return]
 
+    async def submit_together(self, work: Work[T]) -> T:
+        """Run work on the writer thread, in a commit that it shares with its turn of the event loop."""
+        return await self._commits.submit(work, gather=True)  # type: ignore[no-any-return]
+
     def _write_together(self, works: Sequence[Work[Any]]) -> list[Any]:
         """Run works in one commit; if that fails, each in its own, so that one failure fails one of them."""
         try:
@@ -181,7 +185,12 @@ class Database:
         return show_key(self._rows("standing", (bytearray(key),)), self._clock())
 
     async def look_together(self, key: bytes) -> View:
-        """Return the holder and the successor of a key; callers of one turn of a loop share a statement."""
+        """Return the holder and the successor of a key.
+
+        While the writing connection is busy, callers of one turn of a loop share a statement.
+        """
+        if not self._writing.locked():
+            return self.look_at_key(key)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[View] = loop.create_future()
         if loop not in self._asked:

@@ -131,7 +131,7 @@ class SQLiteStore(ReadingStore):
             return await self._submit(lambda session: run_steps(session, steps))
         if changes.is_empty:
             return [changes.answer]
-        return await self._submit(lambda session: run_guarded(session, steps[0], changes))
+        return await self._submit(lambda session: run_guarded(session, steps[0], changes), gather=True)
 
     def _foresee(self, database: Database, step: Step[Any]) -> Changes[Any] | None:
         """Return what a request would change; None for a step on a job, which is there to change it."""
@@ -326,9 +326,9 @@ class SQLiteStore(ReadingStore):
 
         return self._use(Database.look, work) if is_quick else await self._use_async(Database.read, work)
 
-    async def _submit(self, work: Callable[[Session], T]) -> T:
-        """Write on the writer thread."""
-        answer = await self._use_async(Database.submit, work)
+    async def _submit(self, work: Callable[[Session], T], *, gather: bool = False) -> T:
+        """Write on the writer thread, at once or together with others of this turn of the event loop."""
+        answer = await self._use_async(Database.submit_together if gather else Database.submit, work)
         self._watch.notify()
         return answer
 
