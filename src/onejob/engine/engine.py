@@ -135,6 +135,8 @@ class Engine:
     def _count_absorbed(self, steps: Sequence[Step[Any]], answers: list[Any]) -> list[Any]:
         """Count absorbed requests, which is all the follow-up work of most steps; return the answers."""
         for step, answer in zip(steps, answers, strict=True):
+            if not isinstance(answer, Verdict):
+                continue
             if answer.outcome is not Outcome.CREATED or answer.shadow is not None:
                 absorbed = absorbed_by(step, answer)
                 if absorbed is not None:
@@ -169,6 +171,8 @@ class Engine:
         return followed
 
     async def _follow_up(self, steps: Sequence[Step[Any]], answers: list[Any]) -> list[Any]:
+        if all(map(concerns_no_other, steps, answers)):
+            return self._count_absorbed(steps, answers)
         return await self.run_flow(follow_up(steps, answers, self.namespace, NONE, committed=True))
 
     # ── admission ─────────────────────────────────────────────────────────────────────────────────

@@ -53,7 +53,9 @@ def follow_up(
 
 
 def concerns_no_other(step: Step[Any], answer: Any) -> bool:
-    """Return whether a step has answered a request, and no other job was or is to be changed by that."""
+    """Return whether a step has answered a request or ended a run, and that changes no other job."""
+    if isinstance(answer, Settled):
+        return answer.continuation is None and not is_awaited(answer.job)
     if not isinstance(step, AdmissionStep) or not isinstance(answer, Verdict):
         return False
     return answer.superseded is None and step.request.job.blockers is None

@@ -55,7 +55,8 @@ def complete_run(engine: Engine, job: Job, value: object, chosen: Job | None) ->
     if chosen is None and job.following is not None:
         following = stored_next(job, result, engine.store.now(), engine.sealer)
     continuation = None if following is None else seal_job(engine.sealer, following)
-    return Completed(seal(engine.sealer, result, place_in(job, "result")), continuation)
+    sealer = engine.sealer
+    return Completed(result if sealer is None else sealer.seal(result, place_in(job, "result")), continuation)
 
 
 # ── chosen by the handler ─────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ import logging
 import random
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from types import MappingProxyType
@@ -109,13 +109,13 @@ class Attempt:
 
     def call(self) -> partial[Any]:
         """Return the handler with its arguments; raise if they cannot be read or do not fit."""
-        stored = open_args(self.engine.sealer, self.job).arguments
+        stored, task = open_args(self.engine.sealer, self.job).arguments, self.task
         try:
-            args, kwargs = self.task.signature.restore(stored)
+            args, kwargs = task.signature.restore(stored)
         except (msgspec.ValidationError, NotImplementedError) as error:
-            why = misfit(self.task.signature, stored, error)
+            why = misfit(task.signature, stored, error)
             raise WrongArgument(f"The arguments do not fit {self.job.task}: {why}.") from None
-        return partial(self.task.function, *args, **kwargs)
+        return partial(task.function, *args, **kwargs)
 
     def show_blockers(self, tails: list[Job]) -> None:
         """Show the handler the chains that the job has waited for, by their last jobs."""
@@ -255,7 +255,9 @@ async def run_attempt(attempt: Attempt, run_handler: Callable[[Attempt], Awaitab
         run_handler: Runs the handler on the event loop, in a thread or in a process.
     """
     tracing = attempt.engine.hooks.tracing
-    with nullcontext() if tracing is None else tracing.run(attempt):
+    if tracing is None:
+        return await run_entered(attempt, run_handler)
+    with tracing.run(attempt):
         return await run_entered(attempt, run_handler)
 
 
@@ -267,7 +269,8 @@ async def run_entered(attempt: Attempt, run_handler: Callable[[Attempt], Awaitab
             tails = await attempt.engine.tails(attempt.job.awaits)
             attempt.show_blockers([tail for tail in tails if tail is not None])
         result = await run_handler(attempt)
-        await refuse_cycle(attempt, result)
+        if isinstance(result, Completed) and result.continuation is not None:
+            await refuse_cycle(attempt, result.continuation)
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001 - anything that a handler raises is a result
@@ -275,12 +278,10 @@ async def run_entered(attempt: Attempt, run_handler: Callable[[Attempt], Awaitab
     return result
 
 
-async def refuse_cycle(attempt: Attempt, result: Result) -> None:
+async def refuse_cycle(attempt: Attempt, continuation: Job) -> None:
     """Raise BlockerCycle if a run's continuation would wait for its own chain."""
-    if not isinstance(result, Completed) or result.continuation is None or attempt.settled is not None:
-        return
-    if result.continuation.blockers is not None:
-        await attempt.engine.refuse_cycle(attempt.job, result.continuation)
+    if continuation.blockers is not None and attempt.settled is None:
+        await attempt.engine.refuse_cycle(attempt.job, continuation)
 
 
 async def call_handler(attempt: Attempt, threads: HandlerThreads) -> Result:

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Mapping
 from datetime import datetime
+from functools import cache
 from importlib.metadata import version
 
 import msgspec
@@ -23,6 +24,8 @@ from onejob.worker.run import Run
 log = logging.getLogger("onejob")
 
 LAST_LIMIT = 1.0  # seconds that a stopping worker waits for its last row to be written
+
+find_version = cache(version)  # it reads and parses a file
 
 
 class Heartbeat:
@@ -90,7 +93,7 @@ class Heartbeat:
             name=self._name,
             host=socket.gethostname(),
             process=os.getpid(),
-            version=version("onejob"),
+            version=find_version("onejob"),
             started_at=self._started_at,
             seen_at=now,
             queues={queue: self._most(queue, most) for queue, most in self._queues.items()},

@@ -45,6 +45,8 @@ def log_end(
         now: The store's time.
         exception: What the handler raised, unless it must not be shown.
     """
+    if settled is not None and not isinstance(result, Failed) and not log.isEnabledFor(logging.DEBUG):
+        return
     fields = about(job, duration=round(seconds, 6))
     if settled is None:
         log.warning("job %s was taken over; its result is dropped", job.id, extra=fields)
@@ -52,7 +54,7 @@ def log_end(
         log_late_failure(job, result, fields)
     elif isinstance(result, Failed):
         log_failure(job, result, settled, fields, now=now, exception=exception)
-    elif log.isEnabledFor(logging.DEBUG):
+    else:
         log_plain_end(job, name_end(result, settled), fields)
 
 

@@ -41,7 +41,7 @@ def _run_step(session: Session, step: Step[Any], draft: Draft) -> Any:
     if not changes.is_empty:
         draft.add(changes)
         draft.copy.write(changes)
-    if session.trusting and step.needs_no_reading and step.job_id not in draft.before:
+    if session.trusting and step.job_id not in draft.before and step.needs_no_reading:
         raise RowChanged  # its row would not be written, so no fence would tell whether it is as it was
     return changes.answer
 
@@ -105,6 +105,9 @@ def load(session: Session, steps: Sequence[Step[Any]]) -> WorkingCopy:
     """Read the rows that steps concern."""
     copy = WorkingCopy()
     unread = [step.seen for step in steps if step.needs_no_reading] if session.trusting else []
+    if unread and len(unread) == len(steps):
+        _trust(copy, unread)
+        return copy
     read = [step for step in steps if not step.needs_no_reading] if unread else steps
     load_jobs(session, copy, {step.job_id for step in read if step.job_id is not None})
     keys: dict[bytes, bool] = {}  # and whether the mark is needed
