@@ -100,7 +100,8 @@ def decide(request: Request, view: View) -> Changes[Verdict]:
     """Decide about a request by the jobs that occupy its key and by the limit of its queue."""
     changes = decide_by_key(request, view)
     if changes.answer.outcome in COUNTED_AT_ONCE:
-        changes = msgspec.structs.replace(changes, tally=tally_of(request, changes.answer, view.now))
+        tally = Tally.of(request.job, changes.answer.outcome, changes.answer.job.id, view.now)
+        changes = msgspec.structs.replace(changes, tally=tally)
     if request.max_depth is None or view.depth is None or view.depth < request.max_depth:
         return changes
     if not changes.inserts or changes.answer.outcome is Outcome.REPLACED:  # the queue does not grow
@@ -108,12 +109,6 @@ def decide(request: Request, view: View) -> Changes[Verdict]:
     [job] = changes.inserts
     reason = f"Queue {request.job.queue!r} has {view.depth} waiting jobs, and max_depth={request.max_depth}."
     return Changes(Verdict(Outcome.REJECTED, job, None, reason, refusal="full", depth=view.depth))
-
-
-def tally_of(request: Request, verdict: Verdict, now: datetime) -> Tally:
-    """Return what an absorbed request adds to the counters."""
-    asked = request.job
-    return Tally(asked.namespace, asked.task, str(verdict.outcome), verdict.job.id, 1, now, now)
 
 
 def decide_by_key(request: Request, view: View) -> Changes[Verdict]:
@@ -281,13 +276,8 @@ def keep(request: Request, policy: Unique, view: View, standing: Job) -> Changes
     if policy.on_mismatch == "error" and differs(request, standing):
         return reject(request, standing, "mismatch")
     if policy.bump and (bumped := bump(request, view, standing)):
-        verdict = Verdict(
-            Outcome.UPDATED,
-            bumped,
-            standing,
-            "The duplicate raised the waiting job.",
-            differs(request, standing),
-        )
+        reason = "The duplicate raised the waiting job."
+        verdict = Verdict(Outcome.UPDATED, bumped, standing, reason, differs(request, standing))
         return Changes(verdict, updates=(bumped,))
     reason = f"The same work is already {standing.state}; the policy keeps it."
     return Changes(Verdict(Outcome.KEPT, standing, standing, reason, differs(request, standing)))

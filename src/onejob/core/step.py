@@ -30,6 +30,11 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
     first_at: datetime | None = None
     last_by: str = ""
 
+    @classmethod
+    def of(cls, asked: Job, outcome: str, job_id: str, now: datetime) -> Tally:
+        """Return the tally of one request, by the job that it asked for and the job that serves it."""
+        return cls(asked.namespace, asked.task, str(outcome), job_id, 1, now, now)
+
     def plus(self, other: Tally) -> Tally:
         """Return the sum with another tally of the same counter; both have times."""
         assert self.last_at and self.first_at and other.last_at and other.first_at  # noqa: PT018
