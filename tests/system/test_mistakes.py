@@ -110,16 +110,46 @@ async def test_a_strange_id_is_unknown(
 ) -> None:
     urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path / 'jobs.db'}"}
     async with App(urls.get(kind) or request.getfixturevalue(f"{kind}_url")) as app:
-        for call in (app.job, app.cancel, app.delete):
-            with pytest.raises(UnknownJob):
-                await call(name)
-        for filters in ({"task": name}, {"queue": name}):
-            with pytest.raises(InvalidCall, match="write printable text"):
-                await app.jobs(**filters)  # type: ignore[arg-type]
-        assert await app.jobs(limit=10**30, offset=10**30) == []
 
         @app.task
         async def work() -> None: ...
+
+        calls: list[Callable[[], Any]] = [
+            lambda: app.job(name),
+            lambda: app.cancel(name),
+            lambda: app.delete(name),
+            lambda: app.run_now(name),
+            lambda: app.run_now([name, name]),
+            lambda: app.reschedule(name, delay="5m"),
+            lambda: app.dead.replay(name),
+            lambda: app.chain(name).status(),
+            lambda: work.options(after=[name]).enqueue(),
+        ]
+        for call in calls:
+            with pytest.raises(UnknownJob):
+                await call()
+        assert await app.dead.replay_many([name]) == [None]
+        lists: list[Callable[..., Any]] = [app.jobs, app.dead.list]
+        for listing in lists:
+            for filter_ in ("task", "queue"):
+                with pytest.raises(InvalidCall, match="write printable text"):
+                    await listing(**{filter_: name})
+        with pytest.raises(InvalidCall, match="write printable text"):
+            await app.jobs(before=name)
+        with pytest.raises(InvalidCall, match="write printable text"):
+            await app.activity.advice(task=name)
+        assert await app.jobs(limit=10**30, offset=10**30) == []
+        limited: list[Callable[..., Any]] = [
+            app.holds,
+            app.chains,
+            app.dead.list,
+            app.activity.absorbed,
+            app.activity.releases,
+        ]
+        for listing in limited:
+            assert await listing(limit=10**30) == []
+            with pytest.raises(InvalidCall, match="write a whole number that is not negative"):
+                await listing(limit=-1)
 
         job = await app.cancel((await work.enqueue()).job.id, reason="caf\udce9")
         assert job.reason == r"caf\udce9"

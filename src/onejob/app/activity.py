@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from datetime import timedelta
 
-from onejob.app.values import read_key
+from onejob.app.values import read_count, read_key, refuse_no_name
 from onejob.core.durations import Duration, duration
 from onejob.engine.absorbed_log import KIND, AbsorbedRequest, read_entry
 from onejob.engine.audit import Release, read_releases
@@ -42,7 +42,9 @@ class Activity:
             limit: How many entries to return at most; the log keeps 100 per key and 10,000 in all.
         """
         self._engine.counters.flush()
-        found = await self._engine.store.observations(self._engine.namespace, KIND, subject=key, limit=limit)
+        found = await self._engine.store.observations(
+            self._engine.namespace, KIND, subject=key, limit=read_count(limit)
+        )
         return [read_entry(one) for one in found]
 
     def absorbed_sync(self, *, key: str | None = None, limit: int = 100) -> builtins.list[AbsorbedRequest]:
@@ -56,7 +58,7 @@ class Activity:
             key: Only releases of this key, in hexadecimal digits.
             limit: How many to return at most; they are kept for a year.
         """
-        return await read_releases(self._engine, key, limit)
+        return await read_releases(self._engine, key, read_count(limit))
 
     def releases_sync(self, *, key: str | None = None, limit: int = 100) -> builtins.list[Release]:
         """Blocking variant of `releases`."""
@@ -96,7 +98,7 @@ class Activity:
         """
         filters = Filters(task, queue, None if key is None else read_key(key), outcome)
         pause = timedelta() if wait is None else duration(wait)
-        return await read_recent(self._engine, filters, since, limit, pause)
+        return await read_recent(self._engine, filters, since, read_count(limit), pause)
 
     def recent_sync(
         self,
@@ -127,6 +129,7 @@ class Activity:
         Returns:
             The advice with the most absorbed requests first; tasks without any say how many were looked at.
         """
+        refuse_no_name(task, "task")
         return await advise(self._engine, self._registry, task=task, within=duration(since))
 
     def advice_sync(

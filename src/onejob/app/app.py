@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, o
 
 from onejob.app.activity import Activity
 from onejob.app.dead_letters import DeadLetters
-from onejob.app.listing import list_chains, read_filters
+from onejob.app.listing import list_chains, read_filters, read_held
 from onejob.app.maintenance import Maintenance
 from onejob.app.queues import Queues
 from onejob.app.reschedule import is_several, read_rescheduling
@@ -37,7 +37,6 @@ from onejob.observe.doctor import examine
 from onejob.observe.why import Why, why
 from onejob.stores.contract import Finding, FullStore, Guarantees
 from onejob.stores.open import open_store
-from onejob.stores.queries import Listed
 from onejob.tasks import foreign
 from onejob.tasks.admission import Admission, JobLike, id_of
 from onejob.tasks.bulk import enqueue_many, enqueue_many_sync, list_of_calls
@@ -621,7 +620,7 @@ class App:
         Args:
             limit: How many to look at at most.
         """
-        found = await self._engine.find(Listed(namespace=self.namespace, held=True, limit=limit))
+        found = await self._engine.find(read_held(self.namespace, limit))
         now = self._engine.store.now()
         return [job for job in found if holds.holding(job, now) or job.is_successor]
 

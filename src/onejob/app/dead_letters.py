@@ -10,6 +10,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
+from onejob.app.values import read_count, refuse_no_name
 from onejob.core.decide import Verdict
 from onejob.core.durations import Duration, duration
 from onejob.core.job import Job, State
@@ -99,7 +100,7 @@ class DeadLetters:
             **filters: Which dead letters, see `DeadLetters`.
         """
         found: list[Job] = []
-        page = max(min(limit, PAGE), 1)
+        page = max(min(read_count(limit), PAGE), 1)
         async for some in self._find(filters, page):
             found += some
             if len(found) >= limit:
@@ -243,6 +244,8 @@ class DeadLetters:
         if unknown := filters.keys() - DeadFilter.__annotations__:
             known = ", ".join(DeadFilter.__annotations__)
             raise InvalidCall(f"Dead letters have no filter {min(unknown)!r}: write one of {known}.")
+        refuse_no_name(filters.get("task"), "task")
+        refuse_no_name(filters.get("queue"), "queue")
         now, after = self._engine.store.now(), None
         older, newer = filters.get("older_than"), filters.get("newer_than")
         since = None if newer is None else now - duration(newer)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from onejob.app.values import read_key, read_state
+from onejob.app.values import read_count, read_key, read_state, refuse_no_name
 from onejob.core.holds import phase
 from onejob.core.job import Job, State
-from onejob.core.text import is_name
 from onejob.engine.engine import Engine
-from onejob.errors import InvalidCall
 from onejob.stores.queries import ByKey, Listed
 from onejob.tasks.task import Task
 
@@ -29,12 +27,9 @@ def read_filters(
     """Return the query of `app.jobs`; raise InvalidCall for a filter that cannot be read."""
     states = [state] if isinstance(state, str) else state
     task = task.name if isinstance(task, Task) else task
-    for what, number in (("limit", page["limit"]), ("offset", page["offset"])):
-        if type(number) is not int or number < 0:
-            raise InvalidCall(f"{what}={number!r}: write a whole number that is not negative.")
-    for what, name in (("queue", queue), ("task", task)):
-        if name is not None and not is_name(name):
-            raise InvalidCall(f"{what}={name!r} can name no {what}: write printable text.")
+    page |= {what: read_count(page[what], what) for what in ("limit", "offset")}
+    for what, name in (("queue", queue), ("task", task), ("before", page.get("before"))):
+        refuse_no_name(name, what)
     chosen: dict[str, Any] = {
         "namespace": namespace,
         "states": frozenset(read_state(name) for name in states),
@@ -45,11 +40,16 @@ def read_filters(
     return Listed(**chosen) if key is None else ByKey(key=read_key(key), **chosen)
 
 
+def read_held(namespace: str, limit: int) -> Listed:
+    """Return the query of `app.holds`."""
+    return Listed(namespace=namespace, held=True, limit=read_count(limit))
+
+
 async def list_chains(engine: Engine, state: State | str | None, limit: int) -> list[Job]:
     """Return the last jobs of chains, newest chain first; only chains in a state, if one is given."""
     wanted = None if state is None else read_state(state)
     found: list[Job] = []
-    offset = 0
+    limit, offset = read_count(limit), 0
     while len(found) < limit:
         page = await engine.find(Listed(namespace=engine.namespace, limit=PAGE, offset=offset))
         tails = await engine.tails([job.id for job in page if not job.chain_index])

@@ -45,6 +45,19 @@ def read_state(name: State | str) -> State:
         raise InvalidCall(f"{name!r} is no state: write one of {', '.join(State)}.") from None
 
 
+def read_count(number: int, what: str = "limit") -> int:
+    """Return a number of rows that a store can take; raise InvalidCall for what is no such number."""
+    if type(number) is not int or number < 0:
+        raise InvalidCall(f"{what}={number!r}: write a whole number that is not negative.")
+    return min(number, 2**63 - 1)
+
+
+def refuse_no_name(name: str | None, what: str) -> None:
+    """Raise InvalidCall for a filter that can match nothing."""
+    if name is not None and not is_name(name):
+        raise InvalidCall(f"{what}={name!r} can name no {what}: write printable text.")
+
+
 def read_key(key: str | bytes) -> bytes:
     """Return a key as bytes; raise InvalidCall for text that is not hexadecimal."""
     if isinstance(key, bytes):

@@ -14,6 +14,7 @@ import msgspec
 from onejob.core.holds import add_error, finish, leave, ready
 from onejob.core.job import Arrival, Job, State, Trait, alter, is_same
 from onejob.core.step import NO_CHANGES, Changes, View
+from onejob.core.text import one_line
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -39,7 +40,7 @@ def ending(tail: Job) -> Ending | None:
 
 def encode_chains(chains: Iterable[str]) -> bytes:
     """Return the chains that a job waits for as JSON, each named once."""
-    return msgspec.json.encode(list(dict.fromkeys(chains)))
+    return msgspec.json.encode(list(dict.fromkeys(map(one_line, chains))))
 
 
 def begin_arrivals(chains: Sequence[str]) -> bytes:

@@ -22,7 +22,7 @@ from onejob.core.decide import Outcome, Request, Verdict
 from onejob.core.job import Job
 from onejob.core.leasing import Lease
 from onejob.core.step import Step, View
-from onejob.core.text import is_name
+from onejob.core.text import is_name, one_line
 from onejob.engine.absorbed_log import KEPT_FOR, Absorbed
 from onejob.engine.counters import AbsorbedCounters, counted_outcome, is_absorbed
 from onejob.engine.dependants import Ask, reachable_chains
@@ -272,15 +272,15 @@ class Engine:
 
     async def whole_ids(self, ids: Sequence[str]) -> list[str]:
         """Return ids of which some may be short, written out; raise UnknownJob for one that names no job."""
-        return [job_id if is_whole(job_id) else (await self.job(job_id)).id for job_id in ids]
+        return [one_line(job_id) if is_whole(job_id) else (await self.job(job_id)).id for job_id in ids]
 
     def whole_ids_sync(self, ids: Sequence[str]) -> list[str]:
         """Blocking variant of `whole_ids`."""
-        return list(ids) if all(map(is_whole, ids)) else self.portal.run(self.whole_ids(ids))
+        return [*map(one_line, ids)] if all(map(is_whole, ids)) else self.portal.run(self.whole_ids(ids))
 
     async def tails(self, chains: Sequence[str]) -> list[Job | None]:
         """Return the last job of each chain, in input order; None for one that is unknown."""
-        return self._own(await self.store.tails(chains))
+        return self._own(await self.store.tails([*map(one_line, chains)]))
 
     async def find(self, query: Query) -> list[Job]:
         """Return the jobs that a query names."""

@@ -23,6 +23,7 @@ import msgspec
 from onejob.core.decide import Verdict
 from onejob.core.job import SEALED, SEALED_FIELD, Job, alter, fingerprint
 from onejob.core.step import Changes, View
+from onejob.core.text import storable
 from onejob.core.ticks import Ticked
 from onejob.errors import InvalidCall, InvalidPolicy, Unsealable
 
@@ -164,7 +165,7 @@ def read_secret(secret: str | bytes | None) -> bytes | None:
     """Return a secret as bytes; raise InvalidPolicy for one that can be guessed."""
     if secret is None:
         return None
-    found = secret.encode() if isinstance(secret, str) else secret
+    found = storable(secret).encode() if isinstance(secret, str) else secret
     if len(found) < SHORTEST_SECRET:
         raise InvalidPolicy(
             f"secret= has {len(found)} bytes, which can be guessed: give it {SHORTEST_SECRET} or more, as "
