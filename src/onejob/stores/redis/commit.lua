@@ -1,33 +1,31 @@
 -- Write what each group decided if the rows that it has seen are unchanged; otherwise return the current rows.
 --
 -- KEYS     jobs, held, next, marks, counts, then every other key that is written or checked
--- ARGV     channel, message, grows ('1' if a full memory refuses this), deadline in microseconds ('' for none), number of
---          turns; of each turn: the numbers of its key and of the key that says that it is wanted, and its owner; then
---          the groups, each as
---            key ('' for none), depth (which rows were seen: 0 the jobs, 1 also holder and successor, 2 also the mark),
---            expected (the revisions and ids seen, '?' to only read), limited ('1' if it needs the turns),
---            wakes ('1' to publish the message), number of ids, ids,
---            number of counters, then name and difference of each,
---            number of writes, then command, number of the key, and words of each; COUNT, which adds one to a counter
---            of absorbed requests, has its name and time, and the keys of the last and first times follow its key
+-- ARGV     channel, message, grows ('1' if a full memory refuses this), deadline in microseconds ('' for none), turns (a JSON
+--          list of {number of its key, number of the key that says that it is wanted, owner}); then of each group
+--            a JSON object, in which what is absent is empty:
+--              key, depth (which rows were seen: 0 the jobs, 1 also holder and successor, 2 also the mark), ids,
+--              limited (whether it needs the turns), wakes (whether to publish the message),
+--              counts {name: difference}, records (ids of the jobs that are written), and flat lists of writes:
+--              hdel {number of a key, field, …}, hset {number, field, value, …}, zrem {number, member, …},
+--              zadd {number, score, member, …}, absorbed {number of a hash of counters, numbers of the hashes of their
+--              last and first times, counter to which one is added, time, …}
+--            expected: the revisions and ids seen, '?' to only read
+--            a record for each of `records`
 -- Returns  per group: 1 (written), 2 (refused: the turn is over), or the rows {records of the ids, holder, its record,
 --          successor, its record, mark, record of the job that the mark names}
 --
 -- Groups share no job and no key. Removals come first: after the first write of a script a full memory refuses none.
 
-local call, sub, min, unpack, ARGV = redis.call, string.sub, math.min, unpack, ARGV
+local call, sub, min, unpack, ARGV, decode = redis.call, string.sub, math.min, unpack, ARGV, cjson.decode
 local jobs, held, next, marks, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local channel, message, grows, deadline, number_of_turns = unpack(ARGV, 1, 5)
-local REVISION, KEY, AT_ONCE = 10, 20, 1000
-local WORDS = {HSET = 2, HDEL = 1, ZADD = 2, ZREM = 1, COUNT = 2}
+local channel, message, grows, deadline, turns = unpack(ARGV, 1, 5)
+local FIXED_ARGS, REVISION, KEY, AT_ONCE, NONE = 5, 10, 20, 1000, {}
 
 -- ── turns ──
 
-local turns, at = {}, 6
-for i = 1, tonumber(number_of_turns) do
-  turns[i] = {key = KEYS[tonumber(ARGV[at])], wanted = KEYS[tonumber(ARGV[at + 1])], owner = ARGV[at + 2]}
-  at = at + 3
-end
+turns = decode(turns)
+for i, turn in ipairs(turns) do turns[i] = {key = KEYS[turn[1]], wanted = KEYS[turn[2]], owner = turn[3]} end
 
 local function is_over()
   if deadline ~= '' then
@@ -51,7 +49,7 @@ end
 local function compare(key, depth, ids)
   local seen = {}
   for i, id in ipairs(ids) do seen[i] = revision(call('HGET', jobs, id)) end
-  if depth > 0 and key ~= '' then
+  if depth > 0 and key then
     local n = #ids
     local holder, successor = call('HGET', held, key), call('HGET', next, key)
     seen[n + 1], seen[n + 2] = holder or '-', revision(holder and call('HGET', jobs, holder))
@@ -62,14 +60,15 @@ local function compare(key, depth, ids)
 end
 
 local function key_of(record)
-  return record and sub(record, KEY, (string.find(record, ':', KEY, true) or KEY) - 1) or ''
+  local key = record and sub(record, KEY, (string.find(record, ':', KEY, true) or KEY) - 1)
+  return key ~= '' and key
 end
 
 local function rows(key, ids)
   local records = {}
   for i, id in ipairs(ids) do records[i] = call('HGET', jobs, id) end
-  if key == '' then key = key_of(records[1]) end
-  if key == '' then return {records, false, false, false, false, false, false} end
+  key = key or key_of(records[1])
+  if not key then return {records, false, false, false, false, false, false} end
   local holder, successor, mark = call('HGET', held, key), call('HGET', next, key), call('HGET', marks, key)
   return {
     records,
@@ -81,92 +80,70 @@ end
 
 -- ── groups ──
 
-local removals, additions, lists, sums, absorbed, wake = {}, {}, {}, {}, {}, false
+local hdel, hset, zrem, zadd, sums, absorbed, accepted, wake = {}, {}, {}, {}, {}, {}, false, false
 
-local function list_of(command, number)
-  local name = command .. number
-  local list = lists[name]
-  if not list then
-    list = {}
-    lists[name] = list
-    local order = WORDS[command] == 1 and removals or additions
-    order[#order + 1] = {command, KEYS[tonumber(number)], list}
-  end
-  return list
-end
-
-local function read_words(number)
-  local words = {}
-  for i = 1, number do words[i] = ARGV[at + i - 1] end
-  at = at + number
-  return words
-end
-
-local function add_counts(accepted)
-  local last = at + 2 * tonumber(ARGV[at])
-  if accepted then
-    for i = at + 1, last, 2 do sums[ARGV[i]] = (sums[ARGV[i]] or 0) + ARGV[i + 1] end
-  end
-  at = last + 1
-end
-
-local function add_writes(accepted)
-  local left = tonumber(ARGV[at])
-  at = at + 1
-  for _ = 1, left do
-    local command = ARGV[at]
-    local words = WORDS[command]
-    if accepted and command == 'COUNT' then
-      absorbed[#absorbed + 1] = {tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3]}
-    elseif accepted then
-      local list = list_of(command, ARGV[at + 1])
-      list[#list + 1] = ARGV[at + 2]
-      if words == 2 then list[#list + 1] = ARGV[at + 3] end
+-- Append writes, of so many words each, to lists by key.
+local function append(lists, words, writes)
+  for i = 1, #writes, words + 1 do
+    local list = lists[writes[i]]
+    if not list then
+      list = {}
+      lists[writes[i]] = list
     end
-    at = at + 2 + words
+    for j = i + 1, i + words do list[#list + 1] = writes[j] end
   end
 end
 
-local answers = {}
+local function accept(group, first_record)
+  for i, id in ipairs(group.records or NONE) do append(hset, 2, {1, id, ARGV[first_record + i]}) end
+  append(hdel, 1, group.hdel or NONE)
+  append(hset, 2, group.hset or NONE)
+  append(zrem, 1, group.zrem or NONE)
+  append(zadd, 2, group.zadd or NONE)
+  for name, difference in pairs(group.counts or NONE) do sums[name] = (sums[name] or 0) + difference end
+  accepted, wake = true, wake or group.wakes
+  for _, word in ipairs(group.absorbed or NONE) do absorbed[#absorbed + 1] = word end
+end
+
+local answers, at = {}, FIXED_ARGS + 1
 while at <= #ARGV do
-  local key, depth, expected, limited, wakes, number_of_ids = unpack(ARGV, at, at + 5)
-  at = at + 6
-  local ids = read_words(tonumber(number_of_ids))
-  local answer = 1
-  if limited == '1' and over then
-    answer = 2
-  elseif expected == '?' or compare(key, tonumber(depth), ids) ~= expected then
-    answer = rows(key, ids)
+  local group, expected, ids = decode(ARGV[at]), ARGV[at + 1], nil
+  ids = group.ids or NONE
+  if group.limited and over then
+    answers[#answers + 1] = 2
+  elseif expected == '?' or compare(group.key, group.depth or 0, ids) ~= expected then
+    answers[#answers + 1] = rows(group.key, ids)
+  else
+    accept(group, at + 1)
+    answers[#answers + 1] = 1
   end
-  add_counts(answer == 1)
-  add_writes(answer == 1)
-  wake = wake or (answer == 1 and wakes == '1')
-  answers[#answers + 1] = answer
+  at = at + 2 + #(group.records or NONE)
 end
 
 -- ── writes ──
 
-local function write(order)
-  for _, one in ipairs(order) do
-    local command, key, words = one[1], one[2], one[3]
+local function write(command, lists)
+  for number, words in pairs(lists) do
     for first = 1, #words, AT_ONCE do
-      call(command, key, unpack(words, first, min(first + AT_ONCE - 1, #words)))
+      call(command, KEYS[number], unpack(words, first, min(first + AT_ONCE - 1, #words)))
     end
   end
 end
 
-if grows ~= '1' and #additions > 0 then call('HDEL', jobs, '') end
-write(removals)
-write(additions)
+if grows ~= '1' and accepted then call('HDEL', jobs, '') end
+write('HDEL', hdel)
+write('ZREM', zrem)
+write('HSET', hset)
+write('ZADD', zadd)
 for name, difference in pairs(sums) do
   if difference ~= 0 and call('HINCRBY', counts, name, difference) == 0 then call('HDEL', counts, name) end
 end
-for _, one in ipairs(absorbed) do
-  local number, name, time = unpack(one)
-  local lasts, firsts = KEYS[number + 1], KEYS[number + 2]
+for i = 1, #absorbed, 5 do
+  local number, lasts, firsts, name, time = unpack(absorbed, i, i + 4)
+  lasts, firsts = KEYS[lasts], KEYS[firsts]
   call('HINCRBY', KEYS[number], name, 1)
-  if tonumber(time) > tonumber(call('HGET', lasts, name) or 0) then call('HSET', lasts, name, time) end
-  if tonumber(time) < tonumber(call('HGET', firsts, name) or math.huge) then call('HSET', firsts, name, time) end
+  if time > tonumber(call('HGET', lasts, name) or 0) then call('HSET', lasts, name, time) end
+  if time < tonumber(call('HGET', firsts, name) or math.huge) then call('HSET', firsts, name, time) end
 end
 if wake then call('PUBLISH', channel, message) end
 for _, turn in ipairs(turns) do

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import msgspec
 
-from onejob.core.job import TERMINAL, UNSTARTED, Job, State
+from onejob.core.job import TERMINAL, Job, State
 from onejob.stores.columns import write_time
 from onejob.stores.queries import TIMED
 
@@ -87,6 +87,7 @@ class Keyspace:
         self.clock = clock
         self.admission_timeout = admission_timeout
         self.is_single = buckets == 1  # so that a script sees everything
+        self.absorbed = 0.0  # the share of duplicates among the last requests
 
     def home(self, token: bytes | str) -> Bucket:
         """Return the bucket of a key, or of a job by its id."""
@@ -122,28 +123,34 @@ def entries(bucket: Bucket, job: Job) -> Entries:
     """Return the entries of a job that change with its state."""
     space, state, name = job.namespace, job.state, bucket.name
     found: Entries = {name("state", space, state): (0, job.id)}
-    if state is State.AVAILABLE:
-        due, position = name("due", space, job.queue, job.task), rank(job)
-        found[due] = (0, position)
-        if job.partition is not None:
-            own = partition(job.partition)
-            found[due] = (0, f"{position}:{own}")
-            found[name("shared", space, job.queue, job.task)] = (0, own + position)
-    elif state is State.PENDING and job.blockers is not None:
-        found[name("blocked", space)] = (0, job.id)
-    times = {
-        "timed": job.run_at if state in TIMED else None,
-        "leased": job.lease_until if state is State.ACTIVE else None,
-        "expiring": job.expires_at if state in UNSTARTED else None,
-    }
     if state in TERMINAL:
-        times = {"kept": job.kept_until, "returning": job.returns_at}
+        times = (("kept", job.kept_until), ("returning", job.returns_at))
         if job.finished_at is not None:
             found[name("ended", space, state)] = (write_time(job.finished_at), job.id)
-    for what, at in times.items():
+    elif state is State.ACTIVE:
+        times = (("leased", job.lease_until), ("timed", None))
+    else:
+        times = (("expiring", job.expires_at), ("timed", job.run_at if state in TIMED else None))
+    for what, at in times:
         if at is not None:
             found[name(what, space)] = (write_time(at), job.id)
+    if state is State.AVAILABLE:
+        found |= due_entries(bucket, job)
+    if job.blockers is not None and state not in TERMINAL:
+        found |= {name("awaiting", chain): (0, job.id) for chain in job.awaits}
+        if state is State.PENDING:
+            found[name("blocked", space)] = (0, job.id)
     return found
+
+
+def due_entries(bucket: Bucket, job: Job) -> Entries:
+    """Return the entries of a job that can start."""
+    position, due = rank(job), bucket.name("due", job.namespace, job.queue, job.task)
+    if job.partition is None:
+        return {due: (0, position)}
+    own = partition(job.partition)
+    shared = bucket.name("shared", job.namespace, job.queue, job.task)
+    return {due: (0, f"{position}:{own}"), shared: (0, own + position)}
 
 
 def lasting_entries(bucket: Bucket, job: Job) -> Entries:
@@ -156,17 +163,10 @@ def lasting_entries(bucket: Bucket, job: Job) -> Entries:
     return found
 
 
-def waits(bucket: Bucket, job: Job) -> Entries:
-    """Return the entries of a job that has not ended for the chains that it waits for, or has waited for."""
-    if job.blockers is None or job.state in TERMINAL:
-        return {}
-    return {bucket.name("awaiting", chain): (0, job.id) for chain in job.awaits}
-
-
 def changed_entries(bucket: Bucket, old: Job | None, new: Job | None) -> tuple[Entries, Entries]:
     """Return the entries before and after a change; None stands for absence."""
-    before = {} if old is None else entries(bucket, old) | waits(bucket, old)
-    after = {} if new is None else entries(bucket, new) | waits(bucket, new)
+    before = {} if old is None else entries(bucket, old)
+    after = {} if new is None else entries(bucket, new)
     if old is None and new is not None:
         after |= lasting_entries(bucket, new)
     if old is not None and new is None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -23,8 +24,8 @@ from onejob.core.step import Changes, Step
 from onejob.stores.columns import write_time
 from onejob.stores.contract import Leased
 from onejob.stores.redis import steps
-from onejob.stores.redis.layout import Bucket, Keyspace
-from onejob.stores.redis.steps import Call, Commit, Flow, Group
+from onejob.stores.redis.layout import Keyspace
+from onejob.stores.redis.steps import Call, Commit, Flow, Group, Script
 from onejob.stores.redis.supply import RIPEN, TURN_MILLISECONDS, Candidate, Leasing, Supply, taking
 from onejob.stores.working_copy import WorkingCopy
 
@@ -98,34 +99,29 @@ def group_starts(chosen: Sequence[Candidate], leasing: Leasing) -> Starts:
 
 def write(leasing: Leasing, starts: Starts, supply: Supply) -> Flow[list[Group]]:
     """Write starts, return other candidates, give back the turns; return the starts that were refused."""
-    space, first, turns = leasing.space, leasing.space.buckets[0], leasing.turns(supply)
+    space, turns, scripts = leasing.space, leasing.turns(supply), list[Script]()
     others = [one.discarding(space.clock()) for one in supply.damaged]
     noted = {group: notes(group, leasing) for group in starts}
-    parts: dict[Bucket, Commit] = {}
     before: list[Call] = []
     if space.is_single:
         others += returned(starts, supply, leasing)
-        parts = {first: Commit(space, first, turns=turns)} if starts or others or turns else {}
         for group, some in noted.items():
-            group.extra = [("ZADD", *note) for note in some]
+            group.listed = some
     else:
         before = [Call(0, ("ZADD", *note)) for some in noted.values() for note in some]
-    for group in (*starts, *others):
-        assert group.bucket is not None  # where it was found
-        if group.bucket not in parts:
-            parts[group.bucket] = Commit(space, group.bucket, deadline=supply.deadline)
-        parts[group.bucket].add(group, starts.get(group) or group.decide(space.clock()))
-    replies = yield [*before, *(part.call() for part in parts.values())]
-    pairs = list(steps.answered(list(parts.values()), replies[len(before) :]))
+    held = turns if space.is_single else ()
+    calls = steps.calls_of([*starts, *others], space, scripts, starts, turns=held, deadline=supply.deadline)
+    replies = yield chain(before, calls)
+    pairs = list(steps.answered(scripts, replies[len(before) :]))
     refused = [group for group, answer in pairs if group in starts and not group.settle(answer)]
     if not space.is_single:
         unused = [note for g in starts if g in refused or not g.started() for note in noted[g]]
-        calls = [Call(0, ("ZREM", name, member)) for name, _, member in unused]
-        yield [*calls, *([Commit(space, first, turns=turns).call()] if turns else [])]
+        back = [Call(0, ("ZREM", name, member)) for name, _, member in unused]
+        yield [*back, *([Commit(space, space.buckets[0], turns=turns).call()] if turns else [])]
     return refused
 
 
-def notes(group: Group, leasing: Leasing) -> list[tuple[Any, ...]]:
+def notes(group: Group, leasing: Leasing) -> list[tuple[str, int, str]]:
     """Return what to note of the starts of a group in queues with a rate."""
     return [leasing.noted_start(job) for job in group.started() if job.queue in leasing.wanted.rates]
 
@@ -149,11 +145,10 @@ def take(leasing: Leasing, groups: Sequence[Group] = ()) -> Flow[Supply]:
 
 def take_from_one(leasing: Leasing, groups: Sequence[Group]) -> Flow[Supply]:
     """Commit groups and take candidates in one round trip."""
-    space, parts, supply = leasing.space, list[Commit](), Supply()
-    calls = list(steps.calls_of(groups, space, parts)) if groups else []
+    space, scripts, supply = leasing.space, list[Script](), Supply()
     call = taking(leasing, space.buckets[0])
-    *replies, reply = yield [*calls, call]
-    left = [group for group, answer in steps.answered(parts, replies) if not group.settle(answer)]
+    *replies, reply = yield chain(steps.calls_of(groups, space, scripts, {}), [call])
+    left = [group for group, answer in steps.answered(scripts, replies) if not group.settle(answer)]
     yield from steps.commit(left, space)
     supply.add(call, reply, space.buckets[0], leasing.wanted.namespace)
     active, starts = dict[str, dict[str, int]](), dict[str, Sequence[bytes]]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -13,19 +14,34 @@ from onejob.stores.flow import Flow
 from onejob.stores.redis.layout import Bucket, Keyspace
 from onejob.stores.redis.steps import Call
 
+OBSERVED_AT_ONCE = 100  # in one call of the script: the server does nothing else meanwhile
 FORGOTTEN_AT_ONCE = 1000
 
 
 def observe(observations: Sequence[Observation], most: int, space: Keyspace) -> Flow[None]:
     """Write observations; of each subject that they name, the newest stay."""
     bucket = space.buckets[0]
-    yield [_writing(one, most, bucket) for one in observations]
+    by_kind: dict[tuple[str, str], list[Observation]] = {}
+    for one in observations:
+        by_kind.setdefault((one.namespace, one.kind), []).append(one)
+    yield [
+        _writing(same[first : first + OBSERVED_AT_ONCE], namespace, kind, most, bucket)
+        for (namespace, kind), same in by_kind.items()
+        for first in range(0, len(same), OBSERVED_AT_ONCE)
+    ]
 
 
-def _writing(one: Observation, most: int, bucket: Bucket) -> Call:
-    record = msgspec.json.encode((one.subject, one.data))
-    keys = (*_names(bucket, one.namespace, one.kind, one.subject), _records(bucket, one.namespace, one.kind))
-    return Call(bucket.number, (one.id, write_time(one.at), record, most), "observe", keys)
+def _writing(
+    observations: Sequence[Observation], namespace: str, kind: str, most: int, bucket: Bucket
+) -> Call:
+    """Return the call that writes observations of a kind."""
+    keys = {bucket.name("observed", namespace, kind): 1, _records(bucket, namespace, kind): 2}
+    words: list[Any] = [most]
+    for one in observations:
+        about = bucket.name("observed", namespace, kind, one.subject)
+        number = keys.setdefault(about, len(keys) + 1)
+        words += (number, one.id, write_time(one.at), msgspec.json.encode((one.subject, one.data)))
+    return Call(bucket.number, words, "observe", tuple(keys))
 
 
 def _names(bucket: Bucket, namespace: str, kind: str, subject: str) -> tuple[str, str]:

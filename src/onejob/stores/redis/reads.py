@@ -34,7 +34,7 @@ from onejob.stores.queries import (
 )
 from onejob.stores.redis.layout import TALLIES, Bucket, Keyspace, frame
 from onejob.stores.redis.records import read_or_replace, read_record
-from onejob.stores.redis.steps import Call, Flow, commit, read_key, read_rows
+from onejob.stores.redis.steps import Call, Flow, commit, read_key
 from onejob.stores.redis.supply import Damaged
 
 PAGE = 500  # members read at once from an index
@@ -58,8 +58,8 @@ Stored = tuple[Bucket, str]
 
 def look(key: bytes, space: Keyspace) -> Flow[View]:
     """Return the rows of a key."""
-    [reply] = yield [read_key(key, space)]
-    return read_rows(reply).view(Step(_nothing, key=key), space.clock())
+    rows = yield from read_key(key, space)
+    return rows.view(Step(_nothing, key=key), space.clock())
 
 
 def _nothing(_view: View) -> Changes[None]:

@@ -8,14 +8,14 @@ it was leased. A wrong guess costs one more round trip, because the script retur
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import field
 
-from onejob.core.job import TERMINAL, UNSTARTED, WAITING, Job, Mark, State
+from onejob.core.job import TERMINAL, UNSTARTED, WAITING, Job, Mark, Stand, State
 from onejob.core.step import Changes, Step, Tally, View
 from onejob.errors import AdmissionBusy
 from onejob.stores.columns import write_time
@@ -30,7 +30,10 @@ T = TypeVar("T")
 WRITTEN, TURN_OVER = 1, 2  # answers of `commit`, besides rows
 GROUPS = 100  # in one call of a script at most: the server does nothing else meanwhile
 WAKING = TERMINAL | TIMED | {State.AVAILABLE}  # states that a worker or a caller may wait for
-READ_ONLY = b"?"  # expected by a group that only reads
+MOSTLY, FADING = 0.75, 0.9  # share of duplicates from which a request looks first, and how soon that fades
+JOBS, HELD, NEXT, MARKS = 1, 2, 3, 4  # numbers of the keys of a bucket
+READ_ONLY = "?"  # expected by a group that only reads
+encode = msgspec.json.Encoder().encode
 BUSY = "The key changes faster than this request can be decided: try again."
 
 
@@ -50,10 +53,10 @@ Flow = Generator[Iterable[Call], list[Any], T]
 # ── rows ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Rows(msgspec.Struct):
+class Rows(msgspec.Struct, frozen=True):
     """Jobs and a key as they were read, or as they are assumed to be."""
 
-    jobs: dict[str, Job] = msgspec.field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
     holder: str | None = None
     successor: str | None = None
     mark: str | None = None
@@ -116,8 +119,7 @@ def read_rows(reply: Sequence[Any], ids: Sequence[str] = ()) -> Rows:
 # ── groups ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(eq=False, slots=True)
-class Group:
+class Group(msgspec.Struct, eq=False):
     """Steps on one key or one job, decided together and written together."""
 
     key: bytes | None = None
@@ -129,8 +131,9 @@ class Group:
     answers: Sequence[Any] = ()
     grows: bool = False  # whether it may add jobs, which a full memory refuses
     limited: bool = False  # whether it needs the turn of its queue
-    extra: Sequence[tuple[Any, ...]] = ()  # writes besides those of the changes
-    expects: bytes | None = None  # instead of the revisions of the rows
+    listed: Sequence[tuple[str, int, str]] = ()  # sorted sets with a score and a member to add
+    unlisted: Sequence[tuple[str, str]] = ()  # sorted sets with a member to remove
+    expects: str | bytes | None = None  # instead of the revisions of the rows
     write: bytes = b""  # the id of the last write
     sent: Sequence[str] = ()  # the ids that were sent: also those of new jobs
 
@@ -152,13 +155,13 @@ class Group:
     def decide(self, now: datetime) -> list[Changes[Any]]:
         """Run the steps on the rows, and return their changes."""
         if len(self.steps) != 1:
-            return decide_in_order([self], now, {})[self]
+            return list(decide_in_order([self], now, {})[self])
         changes = attempt(self.steps[0][1], self.rows.view(self.steps[0][1], now))
         self.answers = [changes.answer]
         return [] if changes.is_empty else [changes]
 
     def expected(self, new: int) -> str | bytes:
-        """Return the revisions and ids that were seen, as the script writes them; new jobs have none."""
+        """Return the revisions and ids that were seen, as the script writes them; `new` jobs have none."""
         if self.expects is not None:
             return self.expects
         rows = self.rows
@@ -182,9 +185,22 @@ class Group:
         self.rows, self.depth = read_rows(answer, self.sent), 2
         return self.expects is not None
 
+    def creates(self, changes: Sequence[Changes[Any]]) -> bool:
+        """Return whether all that is written is one new job, of a key that is free as far as is known."""
+        rows = self.rows
+        if len(self.steps) != 1 or rows.jobs or rows.holder or rows.successor or rows.mark:
+            return False
+        if len(changes) != 1 or len(changes[0].inserts) != 1 or changes[0].updates or changes[0].deletes:
+            return False
+        [job] = changes[0].inserts
+        return job.state in WAITING and not job.is_successor and changes[0].tally is None
+
     def started(self) -> list[Job]:
         """Return the jobs that a group of starts has started."""
         return [answer for answer in self.answers if isinstance(answer, Job)]
+
+
+Decided = Mapping[Group, Sequence[Changes[Any]]]
 
 
 def merged(one: Rows, other: Rows) -> Rows:
@@ -194,9 +210,7 @@ def merged(one: Rows, other: Rows) -> Rows:
     return Rows(one.jobs | other.jobs, holder, successor, known.mark, one.were_read and other.were_read)
 
 
-def decide_in_order(
-    groups: Sequence[Group], now: datetime, depths: dict[tuple[str, str], int]
-) -> dict[Group, list[Changes[Any]]]:
+def decide_in_order(groups: Sequence[Group], now: datetime, depths: dict[tuple[str, str], int]) -> Decided:
     """Run the steps of groups in order on one working copy, and return their changes."""
     copy, answers = WorkingCopy(), dict[int, Any]()
     changes: dict[Group, list[Changes[Any]]] = {group: [] for group in groups}
@@ -211,7 +225,7 @@ def decide_in_order(
     return changes
 
 
-# ── the arguments of `commit` ─────────────────────────────────────────────────────────────────────
+# ── the scripts that write ────────────────────────────────────────────────────────────────────────
 
 
 class Turn(NamedTuple):
@@ -222,8 +236,93 @@ class Turn(NamedTuple):
     owner: str
 
 
-class Commit:
-    """The arguments of one call of `commit`: every key is named once, and then known by its number."""
+class Writes(msgspec.Struct, omit_defaults=True):
+    """What a group has seen and writes, as commit.lua reads it; lists are flat and name keys by number."""
+
+    key: str = ""
+    depth: int = 0
+    ids: Sequence[str] = ()
+    limited: bool = False
+    wakes: bool = False
+    counts: dict[str, int] = field(default_factory=dict)
+    records: list[str] = field(default_factory=list)  # ids of the jobs that are written
+    hdel: list[Any] = field(default_factory=list)
+    hset: list[Any] = field(default_factory=list)
+    zrem: list[Any] = field(default_factory=list)
+    zadd: list[Any] = field(default_factory=list)
+    absorbed: list[Any] = field(default_factory=list)
+
+
+class NewJob(msgspec.Struct, omit_defaults=True):
+    """A new job, or a key that is looked at, as create.lua reads it."""
+
+    id: str = ""
+    key: str = ""
+    holds: bool = False
+    marks: bool = False
+    mark: str = ""
+    counter: str = ""
+    wakes: bool = False
+    zadd: list[Any] = field(default_factory=list)
+
+
+class Script:
+    """One call of a script that writes: every key is named once, and then known by its number."""
+
+    name: ClassVar[str]
+
+    def __init__(self, bucket: Bucket, *words: Any) -> None:
+        self.bucket = bucket
+        self.groups: list[Group] = []
+        self._keys = dict(bucket.numbers)
+        self._words: list[Any] = [*words]
+        self._write = records.new_write()
+
+    def _number(self, name: str) -> int:
+        return self._keys.get(name) or self._keys.setdefault(name, len(self._keys) + 1)
+
+    def add(self, group: Group, changes: Sequence[Changes[Any]]) -> None:
+        """Add the changes of a group."""
+        raise NotImplementedError
+
+    def call(self) -> Call:
+        """Return the call."""
+        return Call(self.bucket.number, self._words, self.name, tuple(self._keys))
+
+
+class Create(Script):
+    """New jobs whose keys are free as far as is known."""
+
+    name = "create"
+
+    def __init__(self, space: Keyspace, bucket: Bucket) -> None:
+        super().__init__(bucket, space.channel, space.sender)
+
+    def add(self, group: Group, changes: Sequence[Changes[Any]]) -> None:
+        """Write the new job of a group if its key is free."""
+        [(_, step)] = group.steps
+        job, mark = changes[0].inserts[0], changes[0].mark
+        listed: list[Any] = []
+        for name, entry in changed_entries(self.bucket, None, job)[1].items():
+            listed += (self._number(name), *entry)
+        new = NewJob(
+            job.id,
+            "" if step.key is None else step.key.hex(),
+            job.is_holder,
+            step.marks,
+            "" if mark is None or not mark.job else write_stored_mark(mark),
+            counters(job)[0],
+            job.state in WAKING,
+            listed,
+        )
+        self._words += (encode(new), write_record(job, self._write))
+        self.groups.append(group)
+
+
+class Commit(Script):
+    """The changes of groups, each written if the rows that it has seen are unchanged."""
+
+    name = "commit"
 
     def __init__(
         self,
@@ -231,70 +330,65 @@ class Commit:
         bucket: Bucket,
         *,
         grows: bool = False,
-        turns: Sequence[Turn] = (),
         deadline: int | str = "",
+        turns: Sequence[Turn] = (),
     ) -> None:
-        self._keys = dict(bucket.numbers)
-        self.bucket = bucket
-        self.groups: list[Group] = []
-        self._words: list[Any] = [space.channel, space.sender, "1" if grows else "", deadline, len(turns)]
-        for turn in turns:
-            self._words += (self._number(turn.key), self._number(turn.wanted), turn.owner)
-
-    def _number(self, name: str) -> int:
-        return self._keys.get(name) or self._keys.setdefault(name, len(self._keys) + 1)
+        super().__init__(bucket, space.channel, space.sender, "1" if grows else "", deadline)
+        numbered = [(self._number(turn.key), self._number(turn.wanted), turn.owner) for turn in turns]
+        self._words.append(encode(numbered))
 
     def add(self, group: Group, changes: Sequence[Changes[Any]] = ()) -> None:
         """Write the changes of a group if the rows that it has seen are unchanged."""
         after, mark = written(changes)
         seen = group.rows.jobs
         new = [job_id for job_id in after if job_id not in seen]
-        group.write = records.new_write()
-        group.sent = group.ids + new
+        group.write, group.sent = self._write, group.ids + new
         self.groups.append(group)
-        commands: list[tuple[Any, ...]] = [(one[0], self._number(one[1]), *one[2:]) for one in group.extra]
-        counts: dict[str, int] = {}
-        for job_id, job in after.items():
-            commands += self._write_job(seen.get(job_id), job, job_id, group.write)
-            for one, by in ((seen.get(job_id), -1), (job, 1)):
-                for name in () if one is None else counters(one):
-                    counts[name] = counts.get(name, 0) + by
         key = "" if group.key is None else group.key.hex()
+        writes = Writes(key, group.depth, group.sent, group.limited)
+        words: list[Any] = [b"", group.expected(len(new))]
+        for job_id, job in after.items():
+            self._change(writes, job_id, seen.get(job_id), job)
+            if job is not None:
+                words.append(write_record(job, self._write))
         if key and (after or mark):
-            commands += key_writes(key, seen, after, mark)
-        commands += [self._count(one.tally) for one in changes if one.tally is not None]
-        wakes = any(job is not None and job.state in WAKING for job in after.values())
-        self._words += (key, group.depth, group.expected(len(new)), "1" if group.limited else "")
-        self._words += ("1" if wakes else "", len(group.sent), *group.sent, len(counts))
-        for words in (*counts.items(), (len(commands),), *commands):
-            self._words += words
+            write_key(writes, seen, after, mark)
+        for name, *entry in group.listed:
+            writes.zadd += (self._number(name), *entry)
+        for name, member in group.unlisted:
+            writes.zrem += (self._number(name), member)
+        for one in changes:
+            if one.tally is not None:
+                self._count(writes, one.tally)
+        words[0] = encode(writes)
+        self._words += words
 
-    def _write_job(
-        self, old: Job | None, job: Job | None, job_id: str, write: bytes
-    ) -> list[tuple[Any, ...]]:
-        """Return the commands that write a job and its entries."""
-        before, after = changed_entries(self.bucket, old, job)
-        commands: list[tuple[Any, ...]] = [("HDEL", 1, job_id)]
-        if job is not None:
-            commands = [("HSET", 1, job_id, write_record(job, write))]
+    def _change(self, writes: Writes, job_id: str, old: Job | None, new: Job | None) -> None:
+        """Add the record, the entries and the counters that change with a job."""
+        before, after = changed_entries(self.bucket, old, new)
         for name, entry in before.items():
             if name not in after or after[name][1] != entry[1]:
-                commands.append(("ZREM", self._number(name), entry[1]))
+                writes.zrem += (self._number(name), entry[1])
         for name, entry in after.items():
             if before.get(name) != entry:
-                commands.append(("ZADD", self._number(name), *entry))
-        return commands
+                writes.zadd += (self._number(name), *entry)
+        counts = writes.counts
+        if old is not None:
+            for name in counters(old):
+                counts[name] = counts.get(name, 0) - 1
+        if new is None:
+            writes.hdel += (JOBS, job_id)
+            return
+        writes.records.append(job_id)
+        writes.wakes = writes.wakes or new.state in WAKING
+        for name in counters(new):
+            counts[name] = counts.get(name, 0) + 1
 
-    def _count(self, tally: Tally) -> tuple[Any, ...]:
-        """Return the command that adds one to a counter; its times are in the two keys that follow."""
-        numbers = [self._number(self.bucket.name(what, tally.namespace)) for what in TALLIES[:3]]
-        at = tally.last_at
-        assert at is not None  # a step knows when it decides
-        return ("COUNT", numbers[0], frame(tally.task, tally.outcome, tally.job_id), write_time(at))
-
-    def call(self) -> Call:
-        """Return the call."""
-        return Call(self.bucket.number, self._words, "commit", tuple(self._keys))
+    def _count(self, writes: Writes, tally: Tally) -> None:
+        """Add one to a counter of absorbed requests."""
+        assert tally.last_at is not None  # a step knows when it decides
+        writes.absorbed += (self._number(self.bucket.name(what, tally.namespace)) for what in TALLIES[:3])
+        writes.absorbed += (frame(tally.task, tally.outcome, tally.job_id), write_time(tally.last_at))
 
 
 def written(changes: Sequence[Changes[Any]]) -> tuple[dict[str, Job | None], Mark | None]:
@@ -308,19 +402,21 @@ def written(changes: Sequence[Changes[Any]]) -> tuple[dict[str, Job | None], Mar
     return after, mark
 
 
-def key_writes(
-    key: str, seen: Mapping[str, Job], after: Mapping[str, Job | None], mark: Mark | None
-) -> Iterator[tuple[Any, ...]]:
-    """Return the commands that write which jobs hold a key and wait for it, and its mark."""
-    for stand, number in ((0, 2), (1, 3)):  # in the hashes `held` and `next`
+def write_key(
+    writes: Writes, seen: Mapping[str, Job], after: Mapping[str, Job | None], mark: Mark | None
+) -> None:
+    """Write which jobs hold a key and wait for it, and its mark."""
+    for stand, number in ((Stand.HOLDER, HELD), (Stand.SUCCESSOR, NEXT)):
         old = next((i for i in after if i in seen and seen[i].stand == stand), None)
         new = next((i for i, job in after.items() if job is not None and job.stand == stand), None)
         if new is not None and new != old:
-            yield ("HSET", number, key, new)
+            writes.hset += (number, writes.key, new)
         elif old is not None and new is None:
-            yield ("HDEL", number, key)
-    if mark is not None:
-        yield ("HSET", 4, key, write_stored_mark(mark)) if mark.job else ("HDEL", 4, key)
+            writes.hdel += (number, writes.key)
+    if mark is not None and mark.job:
+        writes.hset += (MARKS, writes.key, write_stored_mark(mark))
+    elif mark is not None:
+        writes.hdel += (MARKS, writes.key)
 
 
 # ── applying ──────────────────────────────────────────────────────────────────────────────────────
@@ -335,48 +431,24 @@ def apply(steps: Sequence[Step[Any]], space: Keyspace) -> Flow[list[Any]]:
 
 def admit(step: Step[Any], space: Keyspace) -> Flow[list[Any]]:
     """Run one request as if its key were free; if it is not, decide again on the rows of the key."""
-    changes = attempt(step, View(space.clock()))
-    if not is_creation(changes):
-        return (yield from apply_together([step], space))
-    [reply] = yield [creation(step, changes, space)]
-    if reply == WRITTEN:
-        return [changes.answer]
-    rows = read_rows(reply)
-    changes = attempt(step, rows.view(step, space.clock()))
-    if changes.is_empty:
-        return [changes.answer]
-    group = Group(step.key, space.home(step.key or b""))
-    group.add(0, step, rows)
-    yield from commit([group], space)
+    group = Group(step.key)
+    group.add(0, step)
+    if step.key is not None and space.absorbed > MOSTLY:
+        group.rows, group.depth = (yield from read_key(step.key, space)), 2
+    changes = group.decide(space.clock())
+    if group.creates(changes):
+        create = Create(space, home_of(group, changes, space))
+        create.add(group, changes)
+        [[answer]] = yield [create.call()]
+        if group.settle(answer):
+            space.absorbed *= FADING
+            return list(group.answers)
+        changes = group.decide(space.clock())
+    if changes or not group.rows.were_read:
+        yield from commit([group], space)
+    else:
+        space.absorbed = space.absorbed * FADING + 1 - FADING
     return list(group.answers)
-
-
-def is_creation(changes: Changes[Any]) -> bool:
-    """Return whether all that is written is one new job that waits behind no other."""
-    if len(changes.inserts) != 1 or changes.updates or changes.deletes:
-        return False
-    return changes.inserts[0].state in WAITING and not changes.inserts[0].is_successor
-
-
-def creation(step: Step[Any], changes: Changes[Any], space: Keyspace) -> Call:
-    """Return the call that writes a new job if its key is free."""
-    [job], mark = changes.inserts, changes.mark
-    bucket = space.home(job.key or job.id)
-    _, entries = changed_entries(bucket, None, job)
-    words: list[Any] = [
-        "" if step.key is None else step.key.hex(),
-        "1" if step.marks else "",
-        job.id,
-        write_record(job, records.new_write()),
-        "1" if job.is_holder else "",
-        "" if mark is None or not mark.job else write_stored_mark(mark),
-        counters(job)[0],
-        space.channel,
-        space.sender if job.state in WAKING else "",
-    ]
-    for entry in entries.values():
-        words += entry
-    return Call(bucket.number, words, "create", (*bucket.fixed, *entries))
 
 
 def apply_together(steps: Sequence[Step[Any]], space: Keyspace) -> Flow[list[Any]]:
@@ -419,18 +491,20 @@ def arrange(steps: Sequence[Step[Any]], space: Keyspace) -> Flow[list[Group]]:
 def read(groups: Sequence[Group], space: Keyspace) -> Flow[None]:
     """Read the jobs of groups and the rows of their keys."""
     asked = [Group(group.key, group.bucket, group.ids, expects=READ_ONLY) for group in groups]
-    parts: list[Commit] = []
-    replies = (yield calls_of(asked, space, parts)) if asked else []
-    for one, answer in answered(parts, replies):
+    scripts: list[Script] = []
+    replies = (yield calls_of(asked, space, scripts, dict.fromkeys(asked, ()))) if asked else []
+    for one, answer in answered(scripts, replies):
         one.settle(answer)
     for group, one in zip(groups, asked, strict=True):
         group.rows, group.depth = one.rows, 2
 
 
-def read_key(key: bytes, space: Keyspace) -> Call:
-    """Return the call that reads the rows of a key."""
+def read_key(key: bytes, space: Keyspace) -> Flow[Rows]:
+    """Return the rows of a key."""
     bucket = space.home(key)
-    return Call(bucket.number, (key.hex(), "1"), "create", bucket.fixed)
+    nothing = encode(NewJob(key=key.hex(), marks=True))
+    [[reply]] = yield [Call(bucket.number, ("", "", nothing, ""), "create", bucket.fixed)]
+    return read_rows(reply)
 
 
 def count_waiting(queues: Collection[tuple[str, str]], space: Keyspace) -> Flow[dict[tuple[str, str], int]]:
@@ -448,44 +522,67 @@ def commit(groups: Sequence[Group], space: Keyspace, queues: Collection[tuple[st
     """Decide and write groups until each is written as it was decided, or time is up."""
     left, ends = groups, monotonic() + space.admission_timeout
     while left:
-        # Counted again each time, because what was not written does not count.
-        depths = (yield from count_waiting(queues, space)) if queues else None
-        parts: list[Commit] = []
-        replies = yield calls_of(left, space, parts, depths)
-        left = [group for group, answer in answered(parts, replies) if not group.settle(answer)]
+        decided: Decided = {}
+        if queues:  # counted again each time, because what was not written does not count
+            decided = decide_in_order(left, space.clock(), (yield from count_waiting(queues, space)))
+        scripts: list[Script] = []
+        replies = yield calls_of(left, space, scripts, decided)
+        left = [group for group, answer in answered(scripts, replies) if not group.settle(answer)]
         if monotonic() > ends:
             for group in left:
                 group.answers = [AdmissionBusy(BUSY) for _ in group.steps]
             return
 
 
-def answered(parts: Sequence[Commit], replies: Sequence[Any]) -> Iterator[tuple[Group, Any]]:
-    """Return groups with the answers of `commit`."""
-    for part, reply in zip(parts, replies, strict=True):
-        yield from zip(part.groups, reply, strict=True)
+def answered(scripts: Sequence[Script], replies: Sequence[Any]) -> Iterator[tuple[Group, Any]]:
+    """Return groups with the answers of the scripts that write them."""
+    for script, reply in zip(scripts, replies, strict=True):
+        yield from zip(script.groups, reply, strict=True)
 
 
 def calls_of(
     groups: Sequence[Group],
     space: Keyspace,
-    parts: list[Commit],
-    depths: dict[tuple[str, str], int] | None = None,
+    scripts: list[Script],
+    decided: Decided,
+    *,
+    turns: Sequence[Turn] = (),
+    deadline: int | str = "",
 ) -> Iterator[Call]:
-    """Decide groups, a part at a time: the server writes one part while the next is decided."""
-    now = space.clock()
-    decided = {} if depths is None else decide_in_order(groups, now, depths)
-    at_once = GROUPS * len(space.buckets)
-    for first in range(0, len(groups), at_once):
-        some: dict[tuple[int, bool], Commit] = {}
-        for group in groups[first : first + at_once]:
-            changes = group.decide(now) if depths is None else decided[group]
-            if not changes and group.rows.were_read and not group.extra:
+    """Decide groups, a part at a time: the server writes one part while the next is decided.
+
+    Args:
+        groups: The groups.
+        space: Where they are written.
+        scripts: Gets the scripts, in the order of their calls.
+        decided: The changes of groups that are decided already.
+        turns: What the groups need that are limited, on a single server. The call gives it back.
+        deadline: When the turns are over, in microseconds, where a script cannot check them.
+    """
+    now, at_once = space.clock(), GROUPS * len(space.buckets)
+    firsts = [0] if turns else range(0, len(groups), at_once)
+    for first in firsts:
+        some: dict[tuple[int, str], Script] = {}
+        if turns:
+            some[0, "commit"] = Commit(space, space.buckets[0], turns=turns)
+        for group in groups if turns else groups[first : first + at_once]:
+            changes = decided[group] if group in decided else group.decide(now)
+            if not changes and group.rows.were_read and not group.listed:
                 continue  # nothing to write, and nothing to prove
-            inserted = [job.id for one in changes for job in one.inserts]
-            bucket = group.bucket or space.home(inserted[0] if inserted else "")
-            place = (bucket.number, group.grows)
-            if place not in some:
-                some[place] = Commit(space, bucket, grows=group.grows)
-            some[place].add(group, changes)
-        parts += some.values()
-        yield from (part.call() for part in some.values())
+            bucket = home_of(group, changes, space)
+            kind = "create" if group.creates(changes) else "grow" if group.grows else "commit"
+            script = some.get((bucket.number, kind))
+            if script is None:
+                script = Commit(space, bucket, grows=group.grows, deadline=deadline)
+                script = some[bucket.number, kind] = Create(space, bucket) if kind == "create" else script
+            script.add(group, changes)
+        scripts += some.values()
+        yield from (script.call() for script in some.values())
+
+
+def home_of(group: Group, changes: Sequence[Changes[Any]], space: Keyspace) -> Bucket:
+    """Return the bucket in which a group is written; a job without a key is placed by its id."""
+    if group.bucket is not None:
+        return group.bucket
+    inserted = (job.id for one in changes for job in one.inserts)
+    return space.home(group.key or next(inserted, ""))

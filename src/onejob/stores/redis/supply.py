@@ -33,8 +33,8 @@ class Damaged(NamedTuple):
 
     def discarding(self, now: datetime) -> Group:
         """Return the group that makes the job a dead letter; of a missing one it removes what lists it."""
-        group = Group(None, self.bucket, [self.job_id], expects=b"-")
-        group.extra = [] if self.listed is None else [("ZREM", *self.listed)]
+        group = Group(None, self.bucket, [self.job_id], expects="-")
+        group.unlisted = [] if self.listed is None else [self.listed]
         if self.record is not None and self.error is not None:
             job, discarded = repair(self.record, self.job_id, self.error, now)
             group.key, group.rows, group.expects = job.key, Rows({job.id: job}), self.record[:REVISION]
@@ -54,8 +54,8 @@ class Candidate(NamedTuple):
     def returning(self) -> Group:
         """Return the group that frees a candidate which was set aside and not started."""
         name, member = self.listed
-        extra = [("ZADD", name, 0, member)]
-        return Group(self.job.key, self.bucket, [self.job.id], rows=assumed(self.job), extra=extra)
+        listed = [(name, 0, member)]
+        return Group(self.job.key, self.bucket, [self.job.id], rows=assumed(self.job), listed=listed)
 
 
 def places(job: Job, bucket: Bucket) -> tuple[str, str]:
@@ -150,7 +150,7 @@ class Leasing:
         """Return the turns that this worker has."""
         return [Turn(self.name("turn", q), self.name("turn wanted", q), self.owner) for q in supply.turns]
 
-    def noted_start(self, job: Job) -> tuple[Any, ...]:
+    def noted_start(self, job: Job) -> tuple[str, int, str]:
         """Return where, when and what to note of a start in a queue with a rate."""
         return (
             self.name("starts", job.queue),
