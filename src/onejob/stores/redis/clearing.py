@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from onejob.stores.redis.groups import Call, Flow
 from onejob.stores.redis.layout import TALLIES, Bucket, Keyspace, frame
-from onejob.stores.redis.steps import Call, Flow
 
 KINDS = (*TALLIES, "observations", "observed", "settings", "starts")
 PAGE = 1000  # keys that are looked at in one call

@@ -24,8 +24,8 @@ from onejob.stores.flow import drive, drive_async
 from onejob.stores.redis.clock import ServerClock, elapsed
 from onejob.stores.redis.cluster import Node, Nodes
 from onejob.stores.redis.errors import LOST, TIMEOUTS, is_moving, lost_connection, refusal
+from onejob.stores.redis.groups import Call, Flow
 from onejob.stores.redis.layout import Keyspace
-from onejob.stores.redis.steps import Call, Flow
 
 T = TypeVar("T")
 Talk = Generator[tuple[Any, ...], Any, T]

@@ -11,9 +11,9 @@ from onejob.stores.contract import Finding, Guarantees, Schema
 from onejob.stores.redis import errors
 from onejob.stores.redis.cluster import Nodes
 from onejob.stores.redis.connection import SCRIPTS, Connections
+from onejob.stores.redis.groups import Call, Flow
 from onejob.stores.redis.layout import VERSION, Keyspace
 from onejob.stores.redis.reads import fetch, pairs, scan
-from onejob.stores.redis.steps import Call, Flow
 
 OLDEST = (6, 2)
 UNREACHABLE = "See that the server runs, and that the URL names it."

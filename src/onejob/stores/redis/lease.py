@@ -24,8 +24,9 @@ from onejob.core.step import Changes, Step
 from onejob.stores.columns import write_time
 from onejob.stores.contract import Leased
 from onejob.stores.redis import steps
+from onejob.stores.redis.groups import Call, Flow, Group, assumed
 from onejob.stores.redis.layout import Keyspace
-from onejob.stores.redis.steps import Call, Commit, Flow, Group, Script
+from onejob.stores.redis.scripts import Commit, Script
 from onejob.stores.redis.supply import RIPEN, TURN_MILLISECONDS, Candidate, Leasing, Supply, taking
 from onejob.stores.working_copy import WorkingCopy
 
@@ -53,7 +54,7 @@ def maturing(supply: Supply, leasing: Leasing) -> list[Group]:
     groups = [one.discarding(leasing.space.clock()) for one in supply.damaged]
     for job in supply.ripe:
         group = Group(job.key, leasing.space.home(job.key or job.id))
-        group.add(0, Step(mature, job.id, alone=True, seen=job), steps.assumed(job))
+        group.add(0, Step(mature, job.id, alone=True, seen=job), assumed(job))
         groups.append(group)
     return groups
 

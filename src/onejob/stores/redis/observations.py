@@ -11,8 +11,8 @@ import msgspec
 from onejob.stores.columns import read_time, write_time
 from onejob.stores.contract import Observation
 from onejob.stores.flow import Flow
+from onejob.stores.redis.groups import Call
 from onejob.stores.redis.layout import Bucket, Keyspace
-from onejob.stores.redis.steps import Call
 
 OBSERVED_AT_ONCE = 100  # in one call of the script: the server does nothing else meanwhile
 FORGOTTEN_AT_ONCE = 1000

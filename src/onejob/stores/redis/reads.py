@@ -32,9 +32,10 @@ from onejob.stores.queries import (
     matches,
     page,
 )
+from onejob.stores.redis.groups import Call, Flow
 from onejob.stores.redis.layout import TALLIES, Bucket, Keyspace, frame
 from onejob.stores.redis.records import read_or_replace, read_record
-from onejob.stores.redis.steps import Call, Flow, commit, read_key
+from onejob.stores.redis.steps import commit, read_key
 from onejob.stores.redis.supply import Damaged
 
 PAGE = 500  # members read at once from an index

@@ -28,10 +28,11 @@ from onejob.stores.redis.clock import ServerClock
 from onejob.stores.redis.cluster import Nodes
 from onejob.stores.redis.connection import AsyncConnections, Connections
 from onejob.stores.redis.errors import is_lost
+from onejob.stores.redis.groups import Flow
 from onejob.stores.redis.layout import Keyspace
 from onejob.stores.redis.lease import lease
 from onejob.stores.redis.observations import forget, observations, observe
-from onejob.stores.redis.steps import Flow, apply
+from onejob.stores.redis.steps import apply
 from onejob.stores.redis.url import Target, read_url
 from onejob.stores.store_clock import Clock, StoreClock
 from onejob.stores.wakeup import Wakeup

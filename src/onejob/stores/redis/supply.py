@@ -12,9 +12,10 @@ from onejob.core.job import Job
 from onejob.core.leasing import PAUSED, Capacity, Lease, Load, choose, next_due
 from onejob.core.step import Changes, Step
 from onejob.stores.columns import Unreadable, read_time, write_time
+from onejob.stores.redis.groups import Call, Group, Rows, assumed, read_rows
 from onejob.stores.redis.layout import RANK_DIGITS, Bucket, Keyspace, frame, partition
 from onejob.stores.redis.records import REVISION, read_record, repair
-from onejob.stores.redis.steps import Call, Group, Rows, Turn, assumed, read_rows
+from onejob.stores.redis.scripts import Turn
 
 RIPEN = 1000  # jobs made available at once
 SET_ASIDE = timedelta(seconds=5)  # how long a candidate is set aside for one worker
