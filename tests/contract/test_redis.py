@@ -446,6 +446,22 @@ def test_created_and_kept_cost_one_round(app: App, server: Redis) -> None:
     assert server.info("commandstats")["cmdstat_evalsha"]["calls"] - before == 3
 
 
+def test_where_most_requests_are_duplicates_a_request_looks_first(app: App, server: Redis) -> None:
+    def prepared() -> int:
+        """Return how many new jobs were sent to the server."""
+        return int(server.info("commandstats")["cmdstat_hexists"]["calls"])
+
+    mail = mailer(app, Unique())
+    assert [mail.enqueue_sync(0).outcome for _ in range(30)] == [Outcome.CREATED, *[Outcome.KEPT] * 29]
+    before = prepared()
+    assert [mail.enqueue_sync(0).outcome for _ in range(5)] == [Outcome.KEPT] * 5
+    assert prepared() == before
+    assert [mail.enqueue_sync(number).outcome for number in range(1, 6)] == [Outcome.CREATED] * 5
+    before = prepared()
+    assert mail.enqueue_sync(0).outcome is Outcome.KEPT
+    assert prepared() == before + 1  # a few new keys, and requests are sent as if their key were free again
+
+
 async def test_the_servers_clock_rules(app: App, server: Redis) -> None:
     await mailer(app).enqueue(1)
     seconds, micros = server.time()
