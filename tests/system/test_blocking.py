@@ -144,7 +144,7 @@ async def test_a_blocking_call_on_a_running_loop_is_refused() -> None:
         "App.job": lambda: app.job_sync(asked.job.id),
         "App.reschedule": lambda: app.run_now_sync(asked),
         "Admission.result": asked.result_sync,
-        "Queues.pause": lambda: app.queues.pause_sync("default"),
+        "app.queues.pause": lambda: app.queues.pause_sync("default"),
     }
     for name, call in calls.items():
         with pytest.raises(InvalidCall, match=rf"^{name}_sync would block .* write await {name}\("):
