@@ -39,6 +39,7 @@ INDEXES = {
     "recent_starts": {"onejob_started"},
     "delete_starts": {"onejob_started"},
     "find_newest": {ID},
+    "find_active": {"onejob_leased (namespace=?)"},
     "find_oldest": {ID},
     "find_by_key": {"onejob_keys (key=?)"},
     "find_by_prefix": {ID + " (id>? AND id<?)"},

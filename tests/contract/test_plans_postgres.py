@@ -48,6 +48,7 @@ HOT: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "find_by_key": (("''", KEYS[0], "NULL", "NULL", "NULL", "'g'", "10", "0"), {KEY}),
     "find_by_prefix": (("''", "'01a1'", "'01a1g'", "6"), {JOBS}),
     "find_of_chain": (("''", "'a'", "10", "0"), {JOBS, CHAIN}),
+    "find_active": (("''", "NULL", "NULL", "false", "'g'", "10", "0"), {"onejob_leased"}),
     "find_expired": (("''", "0", "10"), {"onejob_leased"}),
     "find_late": (("''", "0", "10"), {"onejob_expiring"}),
     "find_overdue": (("''", "0", "10"), {"onejob_due", "onejob_timed", JOBS}),

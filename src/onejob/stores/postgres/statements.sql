@@ -270,6 +270,14 @@ WHERE ($1::text IS NULL OR namespace = $1::text)
     AND (NOT $5::boolean OR stand IS NOT NULL) AND id < $6::text
 ORDER BY id DESC LIMIT $7::bigint OFFSET $8::bigint;
 
+-- name: find_active
+-- By the index of active jobs, which are few; the expression keeps the planner from walking all ids.
+SELECT * FROM onejob_jobs
+WHERE state = 'active' AND namespace = $1::text
+    AND ($2::text IS NULL OR queue = $2::text) AND ($3::text IS NULL OR task = $3::text)
+    AND (NOT $4::boolean OR stand IS NOT NULL) AND id || '' < $5::text
+ORDER BY id || '' DESC LIMIT $6::bigint OFFSET $7::bigint;
+
 -- name: find_oldest
 SELECT * FROM onejob_jobs
 WHERE ($1::text IS NULL OR namespace = $1::text)

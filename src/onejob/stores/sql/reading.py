@@ -117,6 +117,9 @@ def statement(query: Named) -> tuple[str, Sequence[Any]]:  # noqa: C901, PLR0912
     """Return the name of a query's statement, and its parameters."""
     limits = (min(query.limit, MOST), min(getattr(query, "offset", 0), MOST))
     match query:
+        case Listed(namespace=str(), newest_first=True) if set(query.states) == {State.ACTIVE}:
+            kind = (query.namespace, query.queue, query.task, query.held)
+            return "find_active", (*kind, query.before or LARGEST_ID, *limits)
         case Listed():
             chosen = (_states(query), query.queue, query.task, query.held, query.before or LARGEST_ID)
             name = "find_newest" if query.newest_first else "find_oldest"

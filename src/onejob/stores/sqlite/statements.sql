@@ -204,6 +204,16 @@ WHERE (?1 IS NULL OR namespace = ?1)
     AND id < ?6
 ORDER BY id DESC LIMIT ?7 OFFSET ?8;
 
+-- name: find_active
+-- By the index of active jobs, which are few; a plus keeps the planner from walking all ids.
+SELECT * FROM onejob_jobs
+WHERE state = 'active' AND namespace = ?1
+    AND (?2 IS NULL OR queue = ?2)
+    AND (?3 IS NULL OR task = ?3)
+    AND (NOT ?4 OR stand IS NOT NULL)
+    AND +id < ?5
+ORDER BY +id DESC LIMIT ?6 OFFSET ?7;
+
 -- name: find_oldest
 SELECT * FROM onejob_jobs
 WHERE (?1 IS NULL OR namespace = ?1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from onejob.app.app import App
 from onejob.core.decide import Outcome
@@ -33,6 +34,28 @@ async def jobs_are_listed_by_state_queue_and_task_in_pages(given: Given) -> None
     assert ids(await find(Listed(namespace="", task="note", states=[State.AVAILABLE]))) == [other]
     assert await find(Listed(namespace="", states=[State.COMPLETED])) == []
     assert await find(Listed(namespace="other")) == []
+
+
+@case
+async def active_jobs_are_listed_by_queue_and_task_in_pages(given: Given) -> None:
+    mail, note = mailer(given.app), mailer(given.app, name="note", queue="slow")
+    made = [(await mail.enqueue(number)).job.id for number in range(3)]
+    other = (await note.enqueue(1)).job.id
+    started = set(ids(await lease(given.app)))
+    assert started == {*made, other}
+    waiting = (await mail.enqueue(3)).job.id
+
+    async def active(**filters: Any) -> list[str]:
+        return ids(await given.store.find(Listed(namespace="", states=[State.ACTIVE], **filters)))
+
+    assert await active() == [other, *reversed(made)]
+    assert await active(limit=2, offset=1) == [made[2], made[1]]
+    assert await active(before=made[1]) == [made[0]]
+    assert await active(newest_first=False) == [*made, other]
+    assert await active(queue="slow") == await active(task="note") == [other]
+    assert await active(held=True) == []
+    assert waiting not in await active(queue="default")
+    assert await given.store.find(Listed(namespace="other", states=[State.ACTIVE])) == []
 
 
 @case
