@@ -10,7 +10,10 @@ import pytest
 from onejob import App, Event, Outcome, Retry, Unique, current
 from onejob.engine.events import ENDS
 from onejob.engine.hooks import KINDS
+from onejob.errors import StoreUnavailable
 from onejob.testing import Clock, drain
+from onejob.testing.contract.acts import wanted
+from onejob.testing.inside import engine_of
 from tests.contract.steps import mailer
 
 JOB_KINDS = [kind for kind in KINDS if not kind.startswith("worker")]
@@ -142,6 +145,24 @@ async def test_what_ends_no_job_is_not_reported(app: App, heard: Heard) -> None:
     await app.delete(job.id)
     await app.maintenance.sweep()
     assert heard.take() == []
+
+
+async def test_a_store_that_fails_after_a_lease_takes_no_leased_job_with_it(
+    app: App, clock: Clock, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = (await mailer(app).options(expires_in="1m", priority=9).enqueue(1)).job
+    clock.advance("2m")
+    due = (await app.tasks["mail"].enqueue(2)).job
+
+    async def fail(_ids: object) -> None:
+        raise StoreUnavailable("it is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_of(app).store, "get", fail)
+        leased = await engine_of(app).lease(wanted(app))
+    assert [job.id for job in leased.jobs] == [due.id]
+    assert (await app.job(late.id)).reason == "expired"
+    assert ("started", due.id) in heard.take()
 
 
 @pytest.mark.parametrize("by", ["sweep", "worker"])

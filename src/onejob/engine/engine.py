@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import weakref
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -35,7 +36,7 @@ from onejob.engine.sealing import Sealer
 from onejob.engine.secrets import announce_secret
 from onejob.engine.short_ids import find_by_short_id, is_whole
 from onejob.engine.steps import AdmissionStep, admission_step, confine, visible
-from onejob.errors import BlockerCycle, ForeignConnection, InvalidCall, OnejobError, UnknownJob
+from onejob.errors import BlockerCycle, ForeignConnection, InvalidCall, OnejobError, StoreError, UnknownJob
 from onejob.stores.contract import FullStore, Leased, Tally, Transactions
 from onejob.stores.flow import Flow, drive, drive_async
 from onejob.stores.queries import Query
@@ -43,6 +44,7 @@ from onejob.stores.queries import Query
 __all__ = ["Engine", "counted_outcome", "is_absorbed"]
 
 T = TypeVar("T")
+log = logging.getLogger("onejob")
 
 BATCH = 2000  # requests that share one commit at most
 NONE: Mapping[str, Job] = {}
@@ -157,11 +159,21 @@ class Engine:
         watched = replace(wanted, on_end=lambda job: noted.update({job.id: job}))
         leased = await self.store.lease(watched, self._confine(after))
         answers = await self._follow_up(after, leased.answers) if after else []
-        # The store may have decided again and not ended a job after all: what it has written counts.
-        found = await self.get(list(noted)) if noted else []
-        ended = [job for job in found if job is not None and job.is_terminal]
+        ended = await self._written_ends(noted) if noted else []
         await self.hooks.fire_later([*events_of(after, answers), *ends_of(ended), *starts_of(leased.jobs)])
         return Leased(answers, leased.jobs, leased.next_due)
+
+    async def _written_ends(self, noted: Collection[str]) -> list[Job]:
+        """Return the jobs that ended instead of starting: the store may have decided again about one.
+
+        If it does not answer, hooks do not hear of them: an error would lose the jobs that were just leased.
+        """
+        try:
+            found = await self.get(list(noted))
+        except StoreError as error:
+            log.warning("hooks are not told which jobs ended instead of starting: %s", error)
+            return []
+        return [job for job in found if job is not None and job.is_terminal]
 
     async def follow_up(self, steps: Sequence[Step[Any]], answers: list[Any]) -> list[Any]:
         """Do the follow-up work of steps that were committed in a handler's own transaction."""
