@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+import msgspec
 import pytest
 
 from onejob import App, Duplicate, Unique
@@ -103,6 +104,11 @@ async def test_a_namespace_counts_its_own(app: App, store: Store) -> None:
     assert await absorbed(app) == {"kept": 1}
 
 
+def without_callers(tallies: list[Tally]) -> list[Tally]:
+    """Return counters without what made their last request."""
+    return [msgspec.structs.replace(tally, last_by="") for tally in tallies]
+
+
 async def test_counts_are_written_within_a_second_by_themselves(app: App, store: Store, clock: Clock) -> None:
     mail = mailer(app, Unique(by="to"))
     first = await mail.enqueue(1)
@@ -110,7 +116,7 @@ async def test_counts_are_written_within_a_second_by_themselves(app: App, store:
     async with asyncio.timeout(10):  # half a second, on a machine that has nothing else to do
         while not (found := await store.tallies("")):
             await store.wait(0.02)
-    assert found == [Tally("", "mail", "kept", first.job.id, 1, clock(), clock())]
+    assert without_callers(found) == [Tally("", "mail", "kept", first.job.id, 1, clock(), clock())]
 
 
 async def test_a_counter_has_the_times_of_its_first_and_last_request(app: App, clock: Clock) -> None:
@@ -125,12 +131,12 @@ async def test_a_counter_has_the_times_of_its_first_and_last_request(app: App, c
             app._engine.counters.flush()
             clock.advance("1h")
             app._engine.counters.flush()
-    [tally] = await app._engine.store.tallies("")
+    [tally] = without_callers(await app._engine.store.tallies(""))
     assert tally == Tally("", "mail", "kept", first.job.id, 5, times[-1], times[0])
     await run(app)
     clock.advance("400d")
     await app.maintenance.prune()
-    [tally] = await app._engine.store.tallies("")
+    [tally] = without_callers(await app._engine.store.tallies(""))
     assert tally == Tally("", "mail", "kept", "", 5, times[-1], times[0])
 
 

@@ -17,6 +17,7 @@ from redis import Redis
 
 from onejob import Admission, App, Job, Outcome, Retry, State, Unique
 from onejob.core.leasing import rank
+from onejob.engine.steps import admission_step
 from onejob.errors import (
     ForeignConnection,
     InvalidCall,
@@ -28,8 +29,10 @@ from onejob.stores.contract import Finding
 from onejob.stores.redis import layout
 from onejob.stores.redis.connection import SCRIPTS
 from onejob.stores.redis.scripts import Create
+from onejob.stores.redis.steps import apply
 from onejob.stores.redis.store import RedisStore
 from onejob.tasks.ids import new_id
+from onejob.tasks.task import builder_of
 from onejob.testing import drain
 from tests import servers
 from tests.contract.steps import complete, everything, lease, mailer
@@ -324,6 +327,28 @@ async def test_the_doctor_finds_holds_without_jobs(app: App, server: Redis) -> N
 async def test_the_doctor_says_that_no_server_answers() -> None:
     findings = await RedisStore("redis://127.0.0.1:1").examine()
     assert [(finding.check, finding.level) for finding in findings] == [("server", "fail")]
+
+
+async def test_a_key_that_is_freed_and_taken_again_while_a_request_is_decided(app: App) -> None:
+    mail = mailer(app, Unique(by="to", on_conflict="replace"))
+    store = app._engine.store
+    assert isinstance(store, RedisStore)
+    first = await mail.enqueue(1, "first")
+    connections = store._open().connections
+    step = admission_step(builder_of(mail).request((1, "late"), {}))
+    flow = apply([step], store._space)
+    rows = connections.ask(next(flow))  # create: the key is held
+    replace = flow.send(rows)
+    await app.cancel(first.job.id)
+    rows = connections.ask(replace)  # commit: the holder is gone, and the key is free
+    create = flow.send(rows)
+    second = await mail.enqueue(1, "second")
+    replies = connections.ask(flow.send(connections.ask(create)))  # create: it is held again; commit
+    with pytest.raises(StopIteration) as ended:
+        flow.send(replies)
+    [verdict] = ended.value.value
+    assert (verdict.outcome, verdict.holder.id) == (Outcome.REPLACED, second.job.id)
+    assert (await app.job(second.job.id)).superseded_by == verdict.job.id
 
 
 # ── types, scripts, connections ───────────────────────────────────────────────────────────────────

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -145,7 +144,6 @@ async def run_and_close(app: App, act: Act) -> None:
 
 def simulate(graph: Graph, store: Store, clock: Clock, probability: float = 0.03) -> int:
     """Play a graph; return how many processes died."""
-    logging.getLogger("onejob").setLevel(logging.CRITICAL)
     simulation = Simulation(graph, store, clock, probability)
     simulation.play()
     return simulation.deaths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import sys
@@ -23,6 +24,12 @@ pytestmark = pytest.mark.races
 DEEP = os.environ.get("ONEJOB_GRAPHS")  # how many per store; hundreds take hours
 SIMULATED = os.environ.get("ONEJOB_SIMULATED")  # how many in one process
 AT_ONCE = 50
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Hide the log: runs that fail are part of the plan."""
+    caplog.set_level(logging.CRITICAL, logger="onejob")
 
 
 @pytest.mark.timeout(0 if DEEP else 600)

@@ -110,6 +110,7 @@ class Create(Script):
             listed,
         )
         self._words += (encode(new), write_record(job, self._write))
+        group.sent = ()  # an earlier call of commit may have sent ids, of which this call returns no rows
         self.groups.append(group)
 
 
