@@ -331,6 +331,24 @@ async def test_a_repeated_settle_answers_with_its_own_result(app: App, clock: Cl
     assert settled.state is not State.ACTIVE
 
 
+async def test_a_run_that_was_taken_back_has_no_result_although_its_attempts_were_reset(
+    app: App, clock: Clock
+) -> None:
+    mail = mailer(app, Unique(by="to", on_conflict="update", on_active="keep"))
+    await mail.enqueue(1, "a")
+    slow = await start(app)
+    clock.advance(LEASE)
+    await app.maintenance.sweep()
+    updated = await mail.enqueue(1, "b")
+    assert (updated.outcome, updated.job.attempt, updated.job.token) == (Outcome.UPDATED, 0, slow.token)
+    assert await settle(app, slow, RESULTS["completed"]) is None
+    clock.advance(BACKOFF)
+    quick = await start(app)
+    assert (quick.attempt, quick.token) == (slow.attempt, slow.token + 1)
+    done = await complete(app, quick, "first")
+    assert await settle(app, quick, RESULTS["completed"]) == done  # its own result, found again
+
+
 async def test_a_renewed_lease_is_not_taken_back(app: App, clock: Clock) -> None:
     await mailer(app).enqueue(1)
     job = await start(app)

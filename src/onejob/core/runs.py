@@ -175,9 +175,9 @@ def recall_settled(job: Job | None, token: int, result: Result) -> Settled | Non
 
 
 def was_taken_back(job: Job) -> bool:
-    """Return whether the job's last run ended because its lease expired."""
+    """Return whether the run with the job's token ended because its lease expired."""
     last = job.failures[-1:]
-    return bool(last) and last[0]["type"] == LEASE_EXPIRED and last[0]["attempt"] == job.attempt
+    return bool(last) and last[0].get("token") == job.token
 
 
 def _settle(view: View, job: Job, result: Result, merge: Merge | None) -> Changes[Job]:
@@ -304,7 +304,7 @@ def expire(view: View, *, chance: float = 0.5, merge: Merge | None = None) -> Ch
     if merge is None and waits_behind(view, job) and merges_by_function(view.successor):
         return NO_CHANGES
     message = f"worker {job.worker} stopped renewing its lease"
-    error = {"type": LEASE_EXPIRED, "message": message, "traceback": ""}
+    error = {"type": LEASE_EXPIRED, "message": message, "traceback": "", "token": job.token}
     return fail(view, job, Failed(error, chance=chance), merge)
 
 
