@@ -23,17 +23,18 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]  # the port to connect to
         self._lock = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        self._silent: set[int] = set()  # file descriptors of clients whose bytes are swallowed
+        # Sockets, not file descriptors: a new connection may get the number of one that is being closed.
+        self._silent: set[socket.socket] = set()  # clients whose bytes are swallowed
         self.silences_new = False
         self._losing: tuple[bytes, bool] | None = None
-        self._cut: set[int] = set()  # file descriptors of clients that are cut off at the next reply
+        self._cut: set[socket.socket] = set()  # clients that are cut off at the next reply
         self.lost = 0  # replies that were lost on purpose
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
 
     def silence(self, *, new: bool) -> None:
         """Pass nothing on over the present connections, and over new ones if `new`."""
         with self._lock:
-            self._silent |= {client.fileno() for client, _ in self._pairs}
+            self._silent |= {client for client, _ in self._pairs}
             self.silences_new = new
 
     def lose_reply(self, words: bytes, *, cut: bool) -> None:
@@ -72,7 +73,7 @@ class Proxy:
             with self._lock:
                 self._pairs.append((client, server))
                 if self.silences_new:
-                    self._silent.add(client.fileno())
+                    self._silent.add(client)
             threading.Thread(target=self._forward, args=(client, server), daemon=True).start()
 
     def _connect(self) -> socket.socket:
@@ -83,7 +84,6 @@ class Proxy:
         return server
 
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
-        name = client.fileno()
         try:
             while True:
                 ready, _, _ = select.select([client, server], [], [], 1)
@@ -91,25 +91,25 @@ class Proxy:
                     data = end.recv(CHUNK)
                     if not data:
                         return
-                    if name in self._cut:
+                    if client in self._cut:
                         return
-                    if name in self._silent:
+                    if client in self._silent:
                         continue
                     (server if end is client else client).sendall(data)
                     if end is client:
-                        self._lose(name, data)
+                        self._lose(client, data)
         except (OSError, ValueError):  # one of them was closed
             return
         finally:
             client.close()
             server.close()
-            self._silent.discard(name)
-            self._cut.discard(name)
+            self._silent.discard(client)
+            self._cut.discard(client)
 
-    def _lose(self, name: int, data: bytes) -> None:
+    def _lose(self, client: socket.socket, data: bytes) -> None:
         """Let the reply to this request be lost, if it is the one that was meant."""
         if self._losing is not None and self._losing[0] in data:
-            (self._cut if self._losing[1] else self._silent).add(name)
+            (self._cut if self._losing[1] else self._silent).add(client)
             self._losing = None
             self.lost += 1
 
