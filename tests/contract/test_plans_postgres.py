@@ -1,7 +1,7 @@
 """Admission costs the same however many jobs have ended, on PostgreSQL too: a lookup has its index (case 66).
 
-A plan that was made for any parameters while the table was new and empty is kept by its connection when the
-table has grown, so none may read the whole table.
+A plan that was made for any parameters while the table had few rows is kept by its connection when the table
+has grown, so none may read the whole table: neither one made without statistics, nor one for few rows.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import psycopg
 import pytest
 
 from onejob.stores.columns import CHANGING, NAMES
+from onejob.stores.postgres.server import Url
 from onejob.stores.postgres.store import PostgresStore
 from onejob.stores.sql.statements import statements
 
 JOBS, KEY, MARKS, CHAIN = "onejob_jobs_pkey", "onejob_key", "onejob_marks_pkey", "onejob_chain"
-SETTINGS = "onejob_settings_pkey"
+SETTINGS, SUBJECTS, TALLIES = "onejob_settings_pkey", "onejob_observed_subjects", "onejob_tallies_pkey"
 SQL = statements("postgres")
 KEYS = ("'\\x" + "6b" * 64 + "'", "2")  # two keys, and how many they are
 IDS = """'["a", "b"]'"""
@@ -48,7 +49,11 @@ HOT: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "find_by_key": (("''", KEYS[0], "NULL", "NULL", "NULL", "'g'", "10", "0"), {KEY}),
     "find_by_prefix": (("''", "'01a1'", "'01a1g'", "6"), {JOBS}),
     "find_of_chain": (("''", "'a'", "10", "0"), {JOBS, CHAIN}),
-    "find_active": (("''", "NULL", "NULL", "false", "'g'", "10", "0"), {"onejob_leased"}),
+    "find_active": (("''", "NULL", "NULL", "false", "'g'", "''", "10", "0"), {"onejob_leased"}),
+    "find_in_state": (
+        ("''", "'cancelled'", "NULL", "NULL", "false", "'g'", "''", "10", "0"),
+        {"onejob_listed"},
+    ),
     "find_expired": (("''", "0", "10"), {"onejob_leased"}),
     "find_late": (("''", "0", "10"), {"onejob_expiring"}),
     "find_overdue": (("''", "0", "10"), {"onejob_due", "onejob_timed", JOBS}),
@@ -73,18 +78,43 @@ HOT: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "delete_jobs": ((IDS,), {JOBS}),
     "update_mark": ((KEYS[0], "1", "'a'", "false", "0", "1", "'a'"), {MARKS}),
     "drop_mark": (KEYS[:1], {MARKS}),
+    "limit_observations": (("'[{}]'", "100"), {SUBJECTS}),
+    "observations_about": (("''", "'absorbed'", "'6b'", "10"), {SUBJECTS}),
+    "observations": (("''", "'absorbed'", "10"), {"onejob_observed"}),
+    "forget_observations": (("''", "'absorbed'", "1", "10"), {"onejob_observed"}),
+    "find_newest": (("''", "NULL", "NULL", "NULL", "false", "'g'", "''", "10", "0"), {JOBS}),
+    "find_oldest": (("''", "NULL", "NULL", "NULL", "false", "'g'", "''", "10", "0"), {JOBS}),
+    "keys_waiting": (("''",), {KEY}),
+    "settings": (("''", "'paused'"), {SETTINGS}),
+    "count": (("'[{}]'",), {"onejob_apart"}),
+    "tallies": (("''",), {TALLIES}),
+    "tallies_of_jobs": (("''", "'[]'"), {TALLIES}),
+    "fold_tallies": (("''", "10"), {TALLIES, JOBS}),
 }
+FEW = (  # rows of each table, so that it has statistics
+    """INSERT INTO onejob_jobs (
+        id, namespace, task, queue, state, priority, run_at, place, created_at, args, payload_digest,
+        chain_index, key, stand, traits, attempt, token, revision, cancel_requested, policy
+    ) SELECT i, '', 't', 'default', state, 0, i, i, i, '[]', '', 0, int8send(i), 0, 0, 0, 0, 0, false, '{}'
+    FROM unnest(ARRAY['available', 'active', 'completed']) WITH ORDINALITY AS few (state, i)""",
+    "INSERT INTO onejob_marks SELECT int8send(i), 1, i, false, 1 FROM generate_series(1::bigint, 3) AS i",
+    "INSERT INTO onejob_waits SELECT i, i FROM generate_series(1, 3) AS i",
+    "INSERT INTO onejob_settings SELECT '', 'paused', i, '' FROM generate_series(1, 3) AS i",
+    "INSERT INTO onejob_starts SELECT '', 'default', i FROM generate_series(1, 3) AS i",
+    "INSERT INTO onejob_tallies SELECT '', 't', 'kept', i, '', 1, 1, 1, '' FROM generate_series(1, 3) AS i",
+    "INSERT INTO onejob_observations SELECT '', 'absorbed', i, '', i, '{}' FROM generate_series(1, 3) AS i",
+    "ANALYZE",
+)
 
 
 @pytest.fixture
 def connection(postgres_url: str) -> Iterator[psycopg.Connection]:
-    """Create tables that are empty and stay without statistics until the test ends."""
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
+    """Create tables that are empty and stay without statistics, on a connection as the store opens them."""
+    own = f"{Url(postgres_url).session_options(1000)} -c plan_cache_mode=force_generic_plan"
+    with psycopg.connect(postgres_url, autocommit=True, options=own) as connection:
         connection.execute(PostgresStore(postgres_url).migration_sql().encode())
-        connection.execute("SET enable_bitmapscan = off")  # as the store's own connections do
-        for table in ("onejob_jobs", "onejob_marks"):
+        for (table,) in connection.execute(SQL["known_tables"].encode()).fetchall():
             connection.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)".encode())
-        connection.execute("SET plan_cache_mode = force_generic_plan")
         yield connection
 
 
@@ -111,6 +141,18 @@ def plan_of(connection: psycopg.Connection, statement: str, parameters: tuple[st
 def test_case_66_a_plan_made_for_an_empty_table_uses_the_index(
     connection: psycopg.Connection, statement: str
 ) -> None:
+    check_plan(connection, statement)
+
+
+@pytest.mark.parametrize("statement", HOT)
+def test_a_plan_made_for_few_rows_uses_the_index(connection: psycopg.Connection, statement: str) -> None:
+    for few in FEW:
+        connection.execute(few.encode())
+    check_plan(connection, statement)
+
+
+def check_plan(connection: psycopg.Connection, statement: str) -> None:
+    """Check that a statement reads no whole table, and which indexes it reads."""
     parameters, indexes = HOT[statement]
     plan = list(nodes(plan_of(connection, statement, parameters)))
     assert [node for node in plan if node["Node Type"] == "Seq Scan" and is_ours(node)] == []

@@ -17,7 +17,7 @@ from onejob.engine.presence import report
 from onejob.http import dashboard
 from onejob.http.pages.charts import draw_area, draw_sparks
 from onejob.http.pages.live import events
-from onejob.http.pages.samples import Point, count, digest, saved_words
+from onejob.http.pages.samples import MOST_LINKED, Point, count, digest, saved_words
 from onejob.http.pages.text import limits
 from tests.dashboard.shop import HUGE, PATHS, Client, fill, make_shop
 
@@ -200,11 +200,18 @@ async def test_a_cursor_of_another_search_gets_a_sentence(app: App, client: Clie
 async def test_a_search_over_arguments_is_bounded_and_goes_on(
     app: App, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onejob.http.pages.search.LOOKED_AT", 200)
+    monkeypatch.setattr("onejob.app.listing.FIRST_TESTED", 200)
+    monkeypatch.setattr("onejob.http.pages.jobs.SEARCHES_FOR", 0.0)
     await app.enqueue_many([app.tasks["fetch"].call(number) for number in range(500)])
     html = await client.text("/jobs?q=args.number:3")
     assert "None of the 200 newest jobs matches" in html
-    assert 'rel="next"' in html
+    link = re.search(r'rel="next" href="([^"]+)"', html)
+    assert link is not None
+    monkeypatch.setattr("onejob.http.pages.jobs.SEARCHES_ON_FOR", 60.0)
+    html = await client.text(
+        link[1].replace("&amp;", "&")
+    )  # the reader asked for more, so it may take longer
+    assert "number = 3</code>" in html
 
 
 async def test_many_jobs_are_cancelled_after_a_question_with_their_number(app: App, full: Client) -> None:
@@ -422,6 +429,8 @@ async def test_absorbed_requests_are_listed_with_their_callers(app: App, full: C
         assert entry.line in page
         assert f'title="{entry.request}"' in page
         ticks = [one for one in entries if one.key == entry.key]
+        of_jobs = page.partition('id="log-title"')[0]  # from the counters, which outlive the log
+        assert f"<code>{ticks[0].line}</code> · {ticks[0].host}:{ticks[0].process}" in of_jobs
         assert page.count('<line class="tick') == len(ticks)
         assert page.count('<line class="tick many"') == sum(one.times > 1 for one in ticks)
 
@@ -726,6 +735,6 @@ async def test_many_open_pages_are_one_reader_of_the_store(app: App, monkeypatch
     monkeypatch.setattr(App, "jobs", noted)
     streams = [events(Request(site)) for _ in range(20)]  # type: ignore[arg-type]
     await asyncio.gather(*(anext(stream) for stream in streams))
-    assert len(asked) == 1
+    assert [one["limit"] for one in asked] == [1, MOST_LINKED]  # the fingerprint, and the sample
     for stream in streams:
         await stream.aclose()  # type: ignore[attr-defined]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable, Collection
 from datetime import timedelta
+from typing import Any
 
+from onejob.app.listing import Searched, read_filters, search
 from onejob.app.values import read_count, read_key, refuse_no_name
 from onejob.core.durations import Duration, duration
+from onejob.core.job import Job, State
 from onejob.engine.absorbed_log import KIND, AbsorbedRequest, read_entry
 from onejob.engine.audit import Release, read_releases
 from onejob.engine.engine import Engine
@@ -14,6 +18,7 @@ from onejob.engine.presence import WorkerStatus, read_workers
 from onejob.observe.advice import Advice, advise
 from onejob.observe.recent import Filters, Recent, read_recent
 from onejob.tasks.registry import Registry
+from onejob.tasks.task import Task
 
 
 class Activity:
@@ -33,6 +38,60 @@ class Activity:
     def workers_sync(self) -> builtins.list[WorkerStatus]:
         """Blocking variant of `workers`."""
         return self._engine.run_sync(self.workers())
+
+    async def search(
+        self,
+        *,
+        state: State | str | Collection[State | str] = (),
+        queue: str | None = None,
+        task: str | Task[..., Any] | None = None,
+        key: str | None = None,
+        test: Callable[[Job], bool] | None = None,
+        before: str | None = None,
+        limit: int = 100,
+        seconds: float = 1.0,
+        most: int = 1_000_000,
+    ) -> Searched:
+        """Return jobs, newest first, as `app.jobs` does, but search for a bounded time.
+
+        An index finds jobs in a state that most jobs never are in. For other filters, jobs are compared,
+        newest first, until enough are found. A search that ends before that says so.
+
+        Args:
+            state: A state, or several; all if left out.
+            queue: Only jobs of this queue.
+            task: Only jobs of this task, by its name or itself.
+            key: Only jobs of this key, in hexadecimal digits.
+            test: Only jobs for which this function returns True.
+            before: Only jobs that come after this id in the list: the `cursor` of the search before.
+            limit: How many to return at most.
+            seconds: For about how long jobs are compared.
+            most: About how many jobs are compared at most.
+
+        Raises:
+            InvalidCall: A state or the key cannot be read.
+        """
+        page = {"before": before, "limit": max(limit, 1)}
+        query = read_filters(self._engine.namespace, state, key, queue=queue, task=task, offset=0, **page)
+        return await search(self._engine, query, test, seconds=seconds, most=most)
+
+    def search_sync(
+        self,
+        *,
+        state: State | str | Collection[State | str] = (),
+        queue: str | None = None,
+        task: str | Task[..., Any] | None = None,
+        key: str | None = None,
+        test: Callable[[Job], bool] | None = None,
+        before: str | None = None,
+        limit: int = 100,
+        seconds: float = 1.0,
+        most: int = 1_000_000,
+    ) -> Searched:
+        """Blocking variant of `search`."""
+        filters: dict[str, Any] = {"state": state, "queue": queue, "task": task, "key": key, "test": test}
+        bounds: dict[str, Any] = {"before": before, "limit": limit, "seconds": seconds, "most": most}
+        return self._engine.run_sync(self.search(**filters, **bounds))
 
     async def absorbed(self, *, key: str | None = None, limit: int = 100) -> builtins.list[AbsorbedRequest]:
         """Return the log of absorbed requests, newest first.
@@ -127,7 +186,7 @@ class Activity:
             since: How far back to look; requests are recorded for a day.
 
         Returns:
-            The advice with the most absorbed requests first; tasks without any say how many were looked at.
+            The advice with the most absorbed requests first; a task without any, how many requests were read.
         """
         refuse_no_name(task, "task")
         return await advise(self._engine, self._registry, task=task, within=duration(since))

@@ -113,13 +113,14 @@ class DeadLetters:
         """Return dead letters grouped by task, type of error and message, the largest group first.
 
         Args:
-            limit: Group only the newest dead letters, about as many as this; all if left out.
+            limit: How many dead letters to group at most, the newest; all if left out.
             **filters: Which dead letters, see `DeadLetters`.
         """
         groups: dict[tuple[str, str, str], DeadGroup] = {}
         seen = 0
-        async for some in self._find(filters):
-            add_to_groups(groups, some)
+        page = PAGE if limit is None else max(min(read_count(limit), PAGE), 1)
+        async for some in self._find(filters, page):
+            add_to_groups(groups, some if limit is None else some[: limit - seen])
             seen += len(some)
             if limit is not None and seen >= limit:
                 break
@@ -140,7 +141,7 @@ class DeadLetters:
             The admission: created, or kept or stale, which leave the dead letter where it is.
 
         Raises:
-            UnknownJob: No job has this id, or several begin so.
+            UnknownJob: No job has this id, or several ids begin with it.
             InvalidCall: The job is no dead letter, or `args` do not fit its task or would change its key.
         """
         [job_id] = await self._engine.whole_ids([id_of(job_id)])

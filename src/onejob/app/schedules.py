@@ -76,10 +76,11 @@ class Schedules:
     async def list(self) -> builtins.list[ScheduleStatus]:
         """Return every schedule with its last tick, its next ticks and its counters."""
         self._engine.counters.flush()
+        schedules = {counter_name(one.name): one for one in await self.all()}
         counts: dict[str, Counter[str]] = {}
-        for tally in await self._engine.store.tallies(self._engine.namespace):
+        for tally in await self._engine.store.tallies(self._engine.namespace, schedules):
             counts.setdefault(tally.job_id, Counter())[tally.outcome] += tally.count
-        return [await self._status(one, counts.get(counter_name(one.name), {})) for one in await self.all()]
+        return [await self._status(one, counts.get(name, {})) for name, one in schedules.items()]
 
     async def _status(self, schedule: Schedule, absorbed: Mapping[str, int]) -> ScheduleStatus:
         since = await last_tick(self._engine, schedule.name)

@@ -13,6 +13,7 @@ from onejob.errors import InvalidCall
 from onejob.http.guard import Guard, Rules
 from onejob.http.pages.advice import Advisor
 from onejob.http.pages.errors import HANDLERS
+from onejob.http.pages.figures import Figures
 from onejob.http.pages.readiness import Readiness
 from onejob.http.pages.routes import ROUTES
 from onejob.http.pages.samples import Sampler
@@ -37,5 +38,5 @@ def make_site(app: App, *, token: str | None, read_only: bool, hosts: Collection
         exception_handlers=HANDLERS,
         lifespan=lifespan,
     )
-    site.state.dashboard = Dashboard(app, rules, sampler, Advisor(app), Readiness(app))
+    site.state.dashboard = Dashboard(app, rules, sampler, Advisor(app), Readiness(app), Figures(app))
     return site

@@ -27,9 +27,8 @@ Kind = Literal["text", "integer", "boolean", "time", "bytes", "json", "state", "
 MICROSECOND = timedelta(microseconds=1)
 
 
-@lru_cache(maxsize=1024)
 def write_time(time: datetime) -> int:
-    """Return a time as microseconds since 1970; cached, because a new job has one time in several columns."""
+    """Return a time as microseconds since 1970."""
     return (time - EPOCH) // MICROSECOND
 
 
@@ -188,23 +187,10 @@ def write_job(job: Job) -> list[Any]:
     return values
 
 
+@lru_cache(maxsize=4096)
 def write_policy(policy: tuple[Any, ...]) -> str:
-    """Return the JSON of the fields of POLICY.
-
-    Cached by identity, because tasks have few policies and hashing them by value takes longer than the rest
-    of the row. The cache keeps the values, so that no other value gets their identity.
-    """
-    identity = tuple(map(id, policy))
-    found = _WRITTEN.get(identity)
-    if found is None:
-        if len(_WRITTEN) >= _WRITTEN_MOST:
-            _WRITTEN.clear()
-        found = _WRITTEN[identity] = (_pack(POLICY, policy), policy)
-    return found[0]
-
-
-_WRITTEN: dict[tuple[int, ...], tuple[str, tuple[Any, ...]]] = {}
-_WRITTEN_MOST = 4096
+    """Return the JSON of the fields of POLICY; cached, because tasks have few policies."""
+    return _pack(POLICY, policy)
 
 
 def write_more(job: Job) -> str | None:

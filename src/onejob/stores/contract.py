@@ -9,7 +9,7 @@ cannot do it does not have the methods.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -123,7 +123,7 @@ class Store(Protocol):
         """Blocking variant of `apply`, on the calling thread."""
 
     async def lease(self, wanted: Lease, after: Sequence[Step[Any]] = ()) -> Leased:
-        """Apply the steps `after` which capacity is free, then start due jobs by the rules of `core.leasing`.
+        """Apply the steps `after`, which free capacity, then start due jobs by the rules of `core.leasing`.
 
         Both happen in one commit where the store can do that. Scheduled and retryable jobs whose time has
         come become available first. No two callers get the same job; limits hold over all callers. A step
@@ -210,8 +210,8 @@ class Counters(Protocol):
         replies can be lost counts them once.
         """
 
-    async def tallies(self, namespace: str) -> list[Tally]:
-        """Return the counters of a namespace."""
+    async def tallies(self, namespace: str, jobs: Collection[str] | None = None) -> list[Tally]:
+        """Return the counters of a namespace, or only those of some jobs."""
 
     async def fold(self, namespace: str) -> int:
         """Add the counters of jobs that are gone to those of no job (""), and return how many there were.

@@ -1,4 +1,4 @@
-"""How many forks lie behind this process: what was opened before the last one is the parent's."""
+"""Count forks: what was opened before the last fork belongs to the parent process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _generation = 0
 
 
 def generation() -> int:
-    """Count the forks that led here; cheaper than asking the system who we are."""
+    """Return how many forks led to this process; cheaper than asking the system for the process id."""
     return _generation
 
 

@@ -49,16 +49,18 @@ class Gathering:
         try:
             return await self._apply(steps)
         finally:
-            self._end_batch(None, 1)
+            self._callers -= 1
+            self._end_batch(None)
 
     def _start_batch(self) -> None:
         most = 1 if len(self._waiting) < CROWD else self._most
         if self._waiting and len(self._batches) < most:
-            self._batches.add(asyncio.create_task(self._run_batch()))
+            task = asyncio.create_task(self._run_batch())
+            self._batches.add(task)
+            task.add_done_callback(self._end_batch)  # after its callers went on, who may come again at once
 
-    def _end_batch(self, task: asyncio.Task[None] | None, callers: int) -> None:
+    def _end_batch(self, task: asyncio.Task[None] | None) -> None:
         self._batches.discard(task)
-        self._callers -= callers
         self._start_batch()
 
     async def _run_batch(self) -> None:
@@ -72,7 +74,7 @@ class Gathering:
             _fail(batch, StoreError("The event loop is closing: whether this was stored is not known."))
             raise
         finally:
-            self._end_batch(asyncio.current_task(), len(batch))
+            self._callers -= len(batch)
 
     async def _answer(self, batch: Sequence[Waiting]) -> None:
         """Run several callers' steps together; if that is refused, each caller's alone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -212,10 +212,11 @@ class MemoryStore:
         known = self._tallies.get(key)
         self._tallies[key] = entry if known is None else known.plus(entry)
 
-    async def tallies(self, namespace: str) -> list[Tally]:
+    async def tallies(self, namespace: str, jobs: Collection[str] | None = None) -> list[Tally]:
         """Return the counters."""
         with self._lock:
-            return [found for key, found in sorted(self._tallies.items()) if key[0] == namespace]
+            found = [one for key, one in sorted(self._tallies.items()) if key[0] == namespace]
+        return found if jobs is None else [one for one in found if one.job_id in jobs]
 
     async def fold(self, namespace: str) -> int:
         """Add the counters of jobs that are gone to those of no job."""

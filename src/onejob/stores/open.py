@@ -68,7 +68,7 @@ def _redis(url: str, admission_timeout: float, store_timeout: float) -> FullStor
 
 @contextmanager
 def _needing(name: str, extra: str, packages: Collection[str]) -> Iterator[None]:
-    """Say which extra brings a driver that is not installed."""
+    """Name the extra that installs a driver, if it is missing."""
     try:
         yield
     except ImportError as error:  # psycopg also without the library that it wraps

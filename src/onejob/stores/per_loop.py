@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Own(Protocol):
-    """What one loop has."""
+    """What one event loop has of a store, such as connections."""
 
     def cut(self) -> None:
         """Close its connections, whether or not the loop still runs."""
@@ -20,7 +20,7 @@ T = TypeVar("T", bound=Own)
 
 
 class Loops(Generic[T]):
-    """What all loops have."""
+    """What all event loops have of a store."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -28,11 +28,11 @@ class Loops(Generic[T]):
         self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, T] = weakref.WeakKeyDictionary()
 
     def here(self) -> T:
-        """Give what the running loop has."""
+        """Return what the running loop has; create it at the first use."""
         return self._by_loop.get(asyncio.get_running_loop()) or self._welcome()
 
     def _welcome(self) -> T:
-        """Make it; cut what closed loops have left, for connections know their loop and so keep it alive."""
+        """Create it, and cut what closed loops have left: a connection keeps its loop alive."""
         with self._lock:
             for loop, own in self.items():
                 if loop.is_closed():
@@ -42,11 +42,11 @@ class Loops(Generic[T]):
             return own
 
     def items(self) -> list[tuple[asyncio.AbstractEventLoop, T]]:
-        """List the loops and what they have."""
+        """Return the loops and what they have."""
         return list(self._by_loop.items())
 
     def cut(self) -> None:
-        """Cut what all of them have."""
+        """Cut the connections of all loops."""
         for own in list(self._by_loop.values()):
             own.cut()
         self._by_loop.clear()

@@ -15,6 +15,8 @@ Cursor = tuple[datetime, str]
 
 TIMED = frozenset({State.SCHEDULED, State.RETRYABLE})
 LARGEST_ID = "\U0010ffff"  # sorts after every id
+LISTED = TIMED | {State.PENDING, State.CANCELLED, State.DISCARDED}
+"""States whose jobs an index has in the order of their ids; most jobs never are in one of them (ADR 0051)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,7 @@ class Listed:
     task: str | None = None
     held: bool = False  # only holders and successors
     before: str | None = None  # only jobs with a smaller id, which are older
+    since: str | None = None  # only the job with this id and those with a larger one
     limit: int = 100
     offset: int = 0
     newest_first: bool = True
@@ -186,7 +189,11 @@ def matches(job: Job, query: Query) -> bool:  # noqa: C901, PLR0912 - one case p
         return False
     match query:
         case Listed():
-            return _is_listed(job, query) and (not query.held or job.stand is not None)
+            return (
+                _is_listed(job, query)
+                and (not query.held or job.stand is not None)
+                and job.id >= (query.since or "")
+            )
         case ByKey():
             return job.key == query.key and _is_listed(job, query)
         case ByPrefix():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -12,6 +12,7 @@ from onejob.core.holds import holding
 from onejob.core.job import INCOMPLETE, Job
 from onejob.core.key import canonical
 from onejob.engine.engine import Engine, is_absorbed
+from onejob.engine.short_ids import with_whole_ids
 from onejob.errors import InvalidCall
 from onejob.stores.queries import ByKey
 from onejob.tasks.options import Options
@@ -59,7 +60,8 @@ async def explain(builder: RequestBuilder, args: tuple[Any, ...], kwargs: Mappin
         return not_unique(builder)
     dimensions = builder.dimensions(signature.bind(args, kwargs), request.policy) or {}
     view = await engine.look(key)
-    verdict: Verdict = decide(request, view).answer
+    [whole] = await engine.run_flow(with_whole_ids([request], engine.namespace))
+    verdict: Verdict = decide(whole, view).answer
     held = view.holder is not None and holding(view.holder, engine.store.now())
     holder = view.holder if view.successor or held else None
     standing = view.successor or holder
@@ -72,7 +74,7 @@ async def explain(builder: RequestBuilder, args: tuple[Any, ...], kwargs: Mappin
         holder,
         view.successor,
         holder.holds_until if holder else None,
-        0 if standing is None else (await absorbed_by_job(engine)).get(standing.id, 0),
+        0 if standing is None else (await absorbed_by_job(engine, [standing.id])).get(standing.id, 0),
         is_absorbed(verdict),
         canonical(dimensions).decode(),
     )
@@ -127,11 +129,11 @@ def call_of(
     return RequestBuilder(engine, registry, declaration, options), tuple(args), kwargs
 
 
-async def absorbed_by_job(engine: Engine) -> Mapping[str, int]:
-    """Return how many requests each job has served besides its own."""
+async def absorbed_by_job(engine: Engine, jobs: Collection[str] | None = None) -> Mapping[str, int]:
+    """Return how many requests each job, or each of some, has served besides its own."""
     engine.counters.flush()
     counts: dict[str, int] = {}
-    for tally in await engine.store.tallies(engine.namespace):
+    for tally in await engine.store.tallies(engine.namespace, jobs):
         counts[tally.job_id] = counts.get(tally.job_id, 0) + tally.count
     return counts
 

@@ -5,33 +5,21 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onejob import App, Job
+from onejob import App
 from onejob.errors import UnknownJob
 from onejob.http.pages.charts import draw_graph
 from onejob.http.pages.forms import form_of
 from onejob.http.pages.render import go, render
-from onejob.http.pages.state import app_of
+from onejob.http.pages.state import app_of, state_of
 
-LOOKED_AT = 500  # the newest jobs
 SHOWN = 100
 MOST_JOBS = 60  # of one chain in the drawing
 
 
 async def chains(request: Request) -> Response:
     """List the chains among the newest jobs."""
-    app = app_of(request)
-    jobs = await app.jobs(limit=LOOKED_AT)
-    found: dict[str, Job] = {}
-    for job in jobs:
-        if is_linked(job):
-            found.setdefault(job.chain_id, job)
-    shown = list(found.values())[:SHOWN]
-    return await render(request, "chains", chains=shown, looked_at=len(jobs), full=len(jobs) == LOOKED_AT)
-
-
-def is_linked(job: Job) -> bool:
-    """Return whether a job is more than a chain of one."""
-    return bool(job.chain_index or job.following or job.blockers)
+    sample = await state_of(request).sampler.sample()
+    return await render(request, "chains", chains=sample.chains[:SHOWN], looked_at=len(sample.newest))
 
 
 async def chain(request: Request) -> Response:

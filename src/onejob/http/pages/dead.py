@@ -17,26 +17,29 @@ from onejob.http.pages.render import go, refuse, render
 from onejob.http.pages.state import app_of, state_of
 from onejob.http.pages.text import number, plural
 
-SHOWN = 100
-MOST = 1000  # dead letters that are grouped, and that one action replays
+SHOWN = 50
+MOST = 1000  # dead letters that one action replays
 
 
 async def dead(request: Request) -> Response:
     """List groups of dead letters, or the letters of one task and error."""
-    app = app_of(request)
     task, error = request.query_params.get("task"), request.query_params.get("error")
-    total = (await state_of(request).sampler.sample()).stats.dead
-    groups = merge(await app.dead.groups(limit=MOST, task=task, error=error))
-    letters = await app.dead.list(limit=SHOWN, task=task, error=error) if task or error else []
+    found = (await state_of(request).sampler.sample()).letters
+    groups = merge(one for one in found.groups if task in {None, one.task} and error in {None, one.error})
+    letters = [
+        job
+        for job, name in zip(found.newest, found.errors, strict=True)
+        if task in {None, job.task} and error in {None, name}
+    ]
     return await render(
         request,
         "dead",
         groups=groups[:SHOWN],
-        letters=letters,
+        letters=letters[:SHOWN] if task or error else [],
         task=task,
         error=error,
-        total=total,
-        most=MOST,
+        total=found.total,
+        looked_at=len(found.newest),
     )
 
 

@@ -17,7 +17,13 @@ from onejob.http.pages.search import FACTS, GROUPS, Found, Search, find, read_se
 from onejob.http.pages.state import app_of, state_of
 from onejob.http.pages.text import plural
 
+PAGE = 50
+SEARCHES_FOR = 0.008  # seconds for which jobs are compared, per page
+SEARCHES_ON_FOR = 1.0  # seconds, if the reader asks for older jobs after such a page
+MOST_COMPARED = 1_000_000  # jobs, per page
 MOST = 1000  # jobs that one action changes
+COMPARED = 10_000  # jobs that are compared to find them
+COMPARES_FOR = 60.0  # seconds; long, so that a question and its action find the same jobs
 
 
 async def cancel(app: App, job: Job) -> bool:
@@ -48,11 +54,12 @@ async def jobs(request: Request) -> Response:
     text, cursor = request.query_params.get("q", ""), request.query_params.get("before")
     app = app_of(request)
     sample = await state_of(request).sampler.sample()
+    seconds = SEARCHES_ON_FOR if request.query_params.get("on") else SEARCHES_FOR
     problem, status = "", 200
     search, found = Search(), Found([], None, 0, cut_short=False)
     try:
         search = read_search(text)
-        found = await find(app, search, cursor)
+        found = await find(app, search, cursor, limit=PAGE, seconds=seconds, most=MOST_COMPARED)
     except BadRequest as error:
         problem, status = str(error), 400
     return await render(
@@ -67,9 +74,16 @@ async def jobs(request: Request) -> Response:
         chosen=search.states,
         with_state=with_state,
         words=completions(app, sorted(sample.stats.by_queue)),
-        next=urlencode({"q": text, "before": found.cursor}) if found.cursor else None,
+        next=following(text, found),
         may=what_may_be_done(found.jobs),
     )
+
+
+def following(text: str, found: Found) -> str | None:
+    """Return the query of the next page; a search that was cut short goes on for longer."""
+    if found.cursor is None:
+        return None
+    return urlencode({"q": text, "before": found.cursor} | ({"on": "1"} if found.cut_short else {}))
 
 
 def completions(app: App, queues: list[str]) -> list[str]:
@@ -99,9 +113,9 @@ async def confirm(request: Request) -> Response:
     act, text, ids = query.get("act", ""), query.get("q", ""), query.getlist("id")
     if act not in ACTIONS:
         raise BadRequest(f"{act!r} is no action: choose one of {', '.join(ACTIONS)}.")
-    found, more = await choose(app_of(request), text, ids)
+    found = await choose(app_of(request), text, ids)
     participle, allows, _ = ACTIONS[act]
-    chosen = [job for job in found if allows(job)]
+    chosen = [job for job in found.jobs if allows(job)]
     return await render(
         request,
         "jobs_confirm",
@@ -110,25 +124,19 @@ async def confirm(request: Request) -> Response:
         q=text,
         ids=ids,
         chosen=chosen,
-        left=len(found) - len(chosen),
-        more=more,
+        left=len(found.jobs) - len(chosen),
+        found=found,
         most=MOST,
         live=False,
     )
 
 
-async def choose(app: App, text: str, ids: list[str]) -> tuple[list[Job], bool]:
+async def choose(app: App, text: str, ids: list[str]) -> Found:
     """Return the selected jobs, or all that a search finds up to a limit, and whether there are more."""
     if ids:
-        return [await app.job(job_id) for job_id in ids[:MOST]], len(ids) > MOST
-    search, found, cursor = read_search(text), list[Job](), None
-    while len(found) <= MOST:
-        page = await find(app, search, cursor, limit=200)
-        found += page.jobs
-        cursor = page.cursor
-        if cursor is None or page.cut_short:
-            break
-    return found[:MOST], len(found) > MOST or cursor is not None
+        more = ids[MOST] if len(ids) > MOST else None
+        return Found([await app.job(job_id) for job_id in ids[:MOST]], more, len(ids), cut_short=False)
+    return await find(app, read_search(text), None, limit=MOST, seconds=COMPARES_FOR, most=COMPARED)
 
 
 async def act_on_many(request: Request) -> Response:
@@ -139,7 +147,7 @@ async def act_on_many(request: Request) -> Response:
         raise BadRequest(f"{act!r} is no action: choose one of {', '.join(ACTIONS)}.")
     app = app_of(request)
     participle, allows, change = ACTIONS[act]
-    chosen, _ = await choose(app, text, ids)
+    chosen = (await choose(app, text, ids)).jobs
     done, first_error = 0, ""
     for job in chosen:
         try:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from onejob import render_metrics
 from onejob.errors import InvalidCall
-from onejob.http.pages.state import app_of
+from onejob.http.pages.state import state_of
 
 FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -15,7 +14,7 @@ FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 async def metrics(request: Request) -> Response:
     """Return the figures as text; 501 if the package that renders them is missing."""
     try:
-        text = await render_metrics(app_of(request))
+        text = await state_of(request).figures.text()
     except InvalidCall as error:
         return PlainTextResponse(str(error), 501)
     return PlainTextResponse(text, media_type=FORMAT)

@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from onejob import Job, __version__
 from onejob.errors import OnejobError, StoreUnavailable, UnknownJob
 from onejob.http.pages.live import mark
+from onejob.http.pages.samples import MOST_HOLDS, MOST_LINKED, Sample
 from onejob.http.pages.state import Note, state_of
 from onejob.http.pages.text import FILTERS, number
 
@@ -52,10 +53,11 @@ def environment() -> Environment:
 async def render(request: Request, page: str, *, status: int = 200, **values: Any) -> Response:
     """Return a page as HTML; `page` is the name of its template and of its place in the side bar."""
     dashboard = state_of(request)
-    context = {
+    context: dict[str, Any] = {
         "base": base_of(request),
         "page": page,
         "counts": {},
+        "counted_at": None,
         "store": dashboard.app.url.partition(":")[0],
         "strength": "",
         "namespace": dashboard.app.namespace,
@@ -70,20 +72,21 @@ async def render(request: Request, page: str, *, status: int = 200, **values: An
         "live": True,
     }
     if page != "error":  # the store may be the reason for the error
-        context |= {"counts": await counts(request), "strength": strength(request)}
+        sample = await dashboard.sampler.sample()
+        context |= {"counts": counts(sample), "strength": strength(request)}
+        context["counted_at"] = sample.at if sample.is_old else None
     html = environment().get_template(f"{page}.html").render(context | values)
     return HTMLResponse(html, status)
 
 
-async def counts(request: Request) -> dict[str, str]:
-    """Return the numbers of the side bar, by path."""
-    from onejob.http.pages.samples import MOST_HOLDS
-
-    sample = await state_of(request).sampler.sample()
+def counts(sample: Sample) -> dict[str, str]:
+    """Return the numbers of the side bar, by path; a plus says that there may be more."""
     held = number(min(len(sample.holders), MOST_HOLDS)) + ("+" if len(sample.holds) >= MOST_HOLDS else "")
+    chains = number(len(sample.chains)) + ("+" if len(sample.newest) >= MOST_LINKED else "")
     return {
         "jobs": number(sum(sample.stats.by_state.values())),
         "dedup": held,
+        "chains": chains,
         "queues": number(len(sample.queues)),
         "cron": number(sample.schedules),
         "workers": number(len(sample.alive)),

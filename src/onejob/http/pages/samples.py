@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from heapq import nlargest
 from time import monotonic
 
-from onejob import App, Job, QueueStatus, Stats, Times, WorkerStatus
+from onejob import App, DeadGroup, Job, QueueStatus, Stats, Times, WorkerStatus
 from onejob.errors import OnejobError, UnknownJob
 from onejob.http.pages.text import span
 
@@ -28,6 +28,10 @@ MOST_BUSY = 20  # running jobs, and jobs that have absorbed most, that are looke
 MOST_NEW = 500  # jobs that are read to count those that were created since the last point
 WITHOUT_JOB = ("kept", "updated", "rejected", "stale")  # absorbed requests that have no job of their own
 ABSORBED = (*WITHOUT_JOB, "rerun")
+MOST_LETTERS = 1000  # dead letters that are grouped, the newest
+MOST_LINKED = 500  # jobs among which chains are looked for, the newest
+QUICK = 0.25  # seconds; what takes no longer is read again when a page needs it
+OLD = timedelta(seconds=10)  # figures that are older say so
 PATIENCE = 20  # a count that takes long is repeated after this many times as long
 
 
@@ -74,6 +78,16 @@ def saved_words(stats: Stats) -> str:
 
 
 @dataclass(frozen=True)
+class Letters:
+    """The newest dead letters, newest first, and their groups, the largest first."""
+
+    total: int  # how many dead letters there were, the older ones included
+    newest: list[Job]
+    errors: list[str]  # the type of the last error of each of them; empty for one that never ran
+    groups: list[DeadGroup]
+
+
+@dataclass(frozen=True)
 class Sample:
     """An app in numbers, at one time."""
 
@@ -84,6 +98,22 @@ class Sample:
     schedules: int
     served: Mapping[str, int]  # how many requests each job has absorbed
     workers: list[WorkerStatus]
+    letters: Letters
+    newest: list[Job]  # at most MOST_LINKED
+
+    @property
+    def is_old(self) -> bool:
+        """Whether these are not the present numbers, because counting takes long."""
+        return datetime.now(UTC) - self.at > OLD
+
+    @property
+    def chains(self) -> list[Job]:
+        """The last jobs of the chains among the newest jobs, of those that are more than a chain of one."""
+        found: dict[str, Job] = {}
+        for job in self.newest:
+            if job.chain_index or job.following or job.blockers:
+                found.setdefault(job.chain_id, job)
+        return list(found.values())
 
     @property
     def holders(self) -> list[Job]:
@@ -130,6 +160,7 @@ class Sampler:
         self._lock = asyncio.Lock()
         self._sample: Sample | None = None
         self._good_until = 0.0
+        self._took = 0.0  # seconds that the last count took
         self._changes = 0
         self._runs = False
         self._newest: str | None = None
@@ -158,13 +189,14 @@ class Sampler:
             while self._sample is None or monotonic() > self._good_until:
                 began, changes = monotonic(), self._changes
                 try:
-                    sample = await count(self._app)
+                    sample = await count(self._app, self._sample)
                 except OnejobError as error:
                     self._failed = monotonic(), error
                     raise
+                self._took = monotonic() - began
                 if changes == self._changes:  # else it may not show what was changed meanwhile
                     self._sample = sample
-                    self._good_until = monotonic() + max(FRESH, PATIENCE * (monotonic() - began))
+                    self._good_until = monotonic() + max(FRESH, PATIENCE * self._took)
             return self._sample
 
     def rate(self) -> float | None:
@@ -183,9 +215,11 @@ class Sampler:
             return self.seen
 
     def forget(self) -> None:
-        """Count again for the next page, because something was changed."""
+        """Count again because something was changed: for the next page, or beside it if that takes long."""
         self._changes += 1
-        self._sample = None
+        self._good_until = 0.0
+        if self._took <= QUICK or not self._runs:
+            self._sample = None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -239,8 +273,9 @@ class Sampler:
         return len(fresh) * max(gone / span, 1.0) if span > 0 else float(len(fresh))
 
 
-async def count(app: App) -> Sample:
+async def count(app: App, before: Sample | None = None) -> Sample:
     """Count an app's jobs, held keys, queues, schedules and workers."""
+    at = datetime.now(UTC)
     stats, queues = await app.stats(), await app.queues.list()
     holds, schedules = await app.holds(limit=MOST_HOLDS), await app.schedules.all()
     served, workers = await app.absorbed(), await app.activity.workers()
@@ -249,7 +284,19 @@ async def count(app: App) -> Sample:
         running = [job_id for worker in workers for job_id in worker.running][:MOST_BUSY]
         busy = nlargest(MOST_BUSY, served, key=served.__getitem__)
         holds += await holders_of(app, {*running, *busy} - {job.id for job in holds})
-    return Sample(datetime.now(UTC), stats, holds, queues, len(schedules), served, workers)
+    letters = await read_letters(app, stats.dead, None if before is None else before.letters)
+    newest = await app.jobs(limit=MOST_LINKED)
+    return Sample(at, stats, holds, queues, len(schedules), served, workers, letters, newest)
+
+
+async def read_letters(app: App, total: int, before: Letters | None) -> Letters:
+    """Return the newest dead letters; those that are known, unless one has come or gone since."""
+    newest = await app.dead.list(limit=1)
+    if before is not None and (before.total, before.newest[:1]) == (total, newest):
+        return before
+    letters = await app.dead.list(limit=MOST_LETTERS)
+    errors = [str(job.failures[-1]["type"]) if job.failures else "" for job in letters]
+    return Letters(total, letters, errors, await app.dead.groups(limit=MOST_LETTERS))
 
 
 async def holders_of(app: App, ids: Collection[str]) -> list[Job]:

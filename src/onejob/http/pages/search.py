@@ -2,7 +2,8 @@
 
 `state:retryable queue:mail task:send_invoice args.order.id:7 "some text" 01a1`: terms are joined by "and"; a
 list `state:active,retryable` means any of them. State, queue, task and key are looked up by the store;
-arguments and text are compared here, over a bounded number of jobs per page.
+arguments and text are compared here. A page compares jobs for a short time, and says so if it ends before
+the page is full.
 """
 
 from __future__ import annotations
@@ -35,9 +36,6 @@ ID_PART = re.compile(r"([0-9a-f]{4,}[0-9a-f-]*)(?:(?:…|\.\.\.)([0-9a-f]{4}))?"
 KEY = re.compile(r"[0-9a-f]{64}", re.IGNORECASE)
 TERM = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
 LONGEST = 1000  # characters
-PAGE = 50
-LOOKED_AT = 2000  # jobs that are compared with arguments and text, per page
-AT_ONCE = 200
 
 
 @dataclass(frozen=True)
@@ -178,36 +176,30 @@ def argument_test(path: str, value: str) -> Callable[[Job], bool]:
     return test
 
 
-async def find(app: App, search: Search, cursor: str | None, *, limit: int = PAGE) -> Found:
+async def find(
+    app: App, search: Search, cursor: str | None, *, limit: int, seconds: float, most: int
+) -> Found:
     """Return a page of the jobs that a search finds, newest first."""
     before = read_cursor(search, cursor)
+    prefix = search.prefix or ""
     if search.prefix is not None:  # ids are ordered, so those with one beginning lie together
-        before = before or f"{search.prefix}g"
-    found: list[Job] = []
-    looked_at = 0
-    size = limit + 1 if not search.tests else AT_ONCE
-    while True:
-        page = await app.jobs(
-            state=search.states,
-            queue=search.queue,
-            task=search.task,
-            key=search.key,
-            before=before,
-            limit=size,
-        )
-        for job in page:
-            looked_at, before = looked_at + 1, job.id
-            if not job.id.startswith(search.prefix or ""):
-                return Found(found, None, looked_at, cut_short=False)
-            if search.matches(job):
-                found.append(job)
-            if len(found) > limit:
-                last = found[limit - 1].id
-                return Found(found[:limit], f"{last}.{search.digest}", looked_at, cut_short=False)
-        if len(page) < size:
-            return Found(found, None, looked_at, cut_short=False)
-        if looked_at >= LOOKED_AT:
-            return Found(found, f"{before}.{search.digest}", looked_at, cut_short=True)
+        before = before or f"{prefix}g"
+    page = await app.activity.search(
+        state=search.states,
+        queue=search.queue,
+        task=search.task,
+        key=search.key,
+        test=search.matches if search.tests else None,
+        before=before,
+        limit=limit,
+        seconds=seconds,
+        most=most,
+    )
+    jobs = [job for job in page.jobs if job.id.startswith(prefix)]
+    after = page.cursor
+    if after is None or len(jobs) < len(page.jobs) or not after.startswith(prefix):
+        return Found(jobs, None, page.compared, cut_short=False)
+    return Found(jobs, f"{after}.{search.digest}", page.compared, cut_short=page.is_cut_short)
 
 
 def read_cursor(search: Search, cursor: str | None) -> str | None:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from onejob import App
 from onejob.http.guard import Rules
 from onejob.http.pages.advice import Advisor
+from onejob.http.pages.figures import Figures
 from onejob.http.pages.readiness import Readiness
 from onejob.http.pages.samples import Sampler
 
@@ -35,6 +36,7 @@ class Dashboard:
     sampler: Sampler
     advisor: Advisor
     readiness: Readiness
+    figures: Figures
     notes: OrderedDict[str, Note] = field(default_factory=OrderedDict)
 
     def keep(self, note: Note) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import select
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import psycopg
@@ -104,7 +105,10 @@ class StoreConnection:
             self._libpq.pipeline_sync()
             progress = self._proceed(results)
             for events in progress:
-                await self._wait(events, limit, progress)
+                if self._poll is None:
+                    await self._wait_async(events, limit, progress)
+                else:
+                    self._wait(self._poll, events, limit)
         except BaseException:
             self.close()  # it is unknown how far the exchange got
             raise
@@ -113,12 +117,12 @@ class StoreConnection:
     def _send(self, query: Query) -> Iterator[str | None]:
         """Send a statement; yield its name if it is to be prepared first, then None for its rows."""
         libpq, name = self._libpq, query.name
+        types = tuple(map(type, query.parameters))
         values = [
-            value if value is None or value.__class__ is bytes else str(value).encode()
-            for value in query.parameters
+            value if value is None or kind is bytes else str(value).encode()
+            for kind, value in zip(types, query.parameters, strict=True)
         ]
-        # Text goes in binary format, because libpq ends it at a NUL in text format; numbers go as text.
-        formats = [value.__class__ is bytes or isinstance(value, str) for value in query.parameters]
+        formats = formats_of(types)
         if self.raw.prepare_threshold is None:
             libpq.send_query_params(TEXTS[name], values, None, formats, BINARY)
         else:
@@ -149,13 +153,10 @@ class StoreConnection:
                 else:
                     results.append(result)
 
-    async def _wait(self, events: int, limit: float, progress: Iterator[int]) -> None:
-        """Wait for the socket: on a thread by blocking it."""
-        if self._poll is None:
-            await self._wait_async(events, limit, progress)
-            return
-        self._poll.register(self._socket, events)
-        if not self._poll.poll(limit * 1000):
+    def _wait(self, poll: select.poll, events: int, limit: float) -> None:
+        """Block the thread until the socket is ready."""
+        poll.register(self._socket, events)
+        if not poll.poll(limit * 1000):
             raise TimeoutError
 
     async def _wait_async(self, events: int, limit: float, progress: Iterator[int]) -> None:
@@ -163,7 +164,8 @@ class StoreConnection:
         loop = asyncio.get_running_loop()
         ready = self._ready = loop.create_future()
         timer = loop.call_later(limit, _resolve, ready, TimeoutError())
-        if events & select.POLLOUT:
+        must_send = events & select.POLLOUT
+        if must_send:
             loop.add_writer(self._socket, _resolve, ready)
             loop.add_reader(self._socket, _resolve, ready)
         else:
@@ -174,7 +176,8 @@ class StoreConnection:
             self._ready = None
             timer.cancel()
             loop.remove_reader(self._socket)
-            loop.remove_writer(self._socket)
+            if must_send:
+                loop.remove_writer(self._socket)
 
     def _read(self, sent: list[str | None], results: list[PGresult]) -> list[list[Row]]:
         """Return the rows of each statement, or raise the error of the first that failed."""
@@ -214,6 +217,12 @@ class StoreConnection:
             with suppress(RuntimeError):  # its loop has closed
                 closed = OperationalError("the connection was closed")
                 ready.get_loop().call_soon_threadsafe(_resolve, ready, closed)
+
+
+@lru_cache(maxsize=4096)
+def formats_of(types: tuple[type, ...]) -> list[bool]:
+    """Return which parameters are binary: text is, because libpq ends it at a NUL otherwise."""
+    return [issubclass(kind, (bytes, str)) for kind in types]
 
 
 def _resolve(ready: asyncio.Future[None], error: Exception | None = None) -> None:

@@ -137,10 +137,8 @@ def read_survey(queries: Sequence[Query], rows: Sequence[Sequence[Row]]) -> tupl
                 active = {(queue, partition): number for queue, partition, number in some}
             case "recent_starts":
                 starts[query.parameters[1]] = [read_time(at) for (at,) in some]
-            case "available" | "available_in_shares" | "available_without_partition":
+            case _:  # candidates; `mature` returns nothing
                 found |= {row[0]: read_job(row) for row in some}
-            case _:  # it returns nothing
-                pass
     return found.values(), Load(active, starts, paused)
 
 

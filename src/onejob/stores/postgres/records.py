@@ -60,6 +60,8 @@ def admissions(jobs: Sequence[Job]) -> Iterator[tuple[Query, list[Job]]]:
 
 def alike(jobs: Sequence[Job]) -> list[list[Job]]:
     """Group jobs that differ only in the columns of VARYING; chains of one share their NULL."""
+    if len(jobs) == 1:
+        return [[*jobs]]
     groups: list[list[Job]] = []
     latest: dict[Any, tuple[dict[str, Any], list[Job]]] = {}  # begun last, by what often differs
     for job in jobs:
@@ -103,7 +105,7 @@ def updates(pairs: Sequence[Pair], *, must: bool = False) -> Iterator[Query]:
     """
     groups: list[tuple[Any, list[Pair]]] = []
     latest: dict[Any, tuple[Any, list[Pair]]] = {}  # begun last, by what often differs
-    for old, new in sorted(pairs, key=lambda pair: position(pair[0])):
+    for old, new in sorted(pairs, key=lambda pair: (pair[0].key or b"", pair[0].id)):  # as `position`
         if not is_change_of_run(old, new):
             yield update(old, new, must=must)
             continue
@@ -118,21 +120,21 @@ def updates(pairs: Sequence[Pair], *, must: bool = False) -> Iterator[Query]:
 
 def is_change_of_run(old: Job, new: Job) -> bool:
     """Return whether only that has changed which the start, the renewal or the end of a run changes."""
-    same = replace(
+    changed = replace(
         old,
         state=new.state,
         stand=new.stand,
-        worker=new.worker,
-        lease_until=new.lease_until,
-        finished_at=new.finished_at,
-        kept_until=new.kept_until,
         attempt=new.attempt,
         token=new.token,
-        started_at=new.started_at or old.started_at,
-        result=new.result,
         revision=new.revision,
+        worker=new.worker,
+        lease_until=new.lease_until,
+        started_at=new.started_at or old.started_at,
+        finished_at=new.finished_at,
+        kept_until=new.kept_until,
+        result=new.result,
     )
-    return same == new
+    return changed == new
 
 
 def change_of_run(old: Job, new: Job) -> tuple[Any, ...]:

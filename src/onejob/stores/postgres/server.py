@@ -62,13 +62,17 @@ class Url:
     def session_options(self, statement_timeout: int) -> str:
         """Return the server's settings for the store's own connections; those of the URL come last and win.
 
-        Bitmap scans would read dead rows again until the next vacuum.
+        Bitmap scans would read dead rows again until the next vacuum. A plan that reads the whole table, made
+        while it had few rows, would be kept when it has many. Where no index fits, it is read all the same,
+        and its price must not make the server compile the statement.
         """
         ours = {
             "lock_timeout": BRIEF,
             "statement_timeout": statement_timeout,
             "idle_in_transaction_session_timeout": IDLE,
             "enable_bitmapscan": "off",
+            "enable_seqscan": "off",
+            "jit": "off",
         }
         options = [f"-c {name}={value}" for name, value in ours.items()]
         return " ".join([*options, str(self._known.get("options") or "")]).strip()

@@ -267,32 +267,42 @@ SELECT * FROM onejob_jobs
 WHERE ($1::text IS NULL OR namespace = $1::text)
     AND ($2::text IS NULL OR state = ANY (ARRAY(SELECT json_array_elements_text($2::text::json))))
     AND ($3::text IS NULL OR queue = $3::text) AND ($4::text IS NULL OR task = $4::text)
-    AND (NOT $5::boolean OR stand IS NOT NULL) AND id < $6::text
-ORDER BY id DESC LIMIT $7::bigint OFFSET $8::bigint;
+    AND (NOT $5::boolean OR stand IS NOT NULL) AND id < $6::text AND id >= $7::text
+ORDER BY id DESC LIMIT $8::bigint OFFSET $9::bigint;
+
+-- name: find_in_state
+-- The list is the condition of the index.
+SELECT * FROM onejob_jobs
+WHERE namespace = $1::text AND state = $2::text
+    AND state IN ('scheduled', 'pending', 'retryable', 'cancelled', 'discarded')
+    AND ($3::text IS NULL OR queue = $3::text) AND ($4::text IS NULL OR task = $4::text)
+    AND (NOT $5::boolean OR stand IS NOT NULL) AND id < $6::text AND id >= $7::text
+ORDER BY id DESC LIMIT $8::bigint OFFSET $9::bigint;
 
 -- name: find_active
 -- By the index of active jobs, which are few; the expression keeps the planner from walking all ids.
 SELECT * FROM onejob_jobs
 WHERE state = 'active' AND namespace = $1::text
     AND ($2::text IS NULL OR queue = $2::text) AND ($3::text IS NULL OR task = $3::text)
-    AND (NOT $4::boolean OR stand IS NOT NULL) AND id || '' < $5::text
-ORDER BY id || '' DESC LIMIT $6::bigint OFFSET $7::bigint;
+    AND (NOT $4::boolean OR stand IS NOT NULL) AND id || '' < $5::text AND id || '' >= $6::text
+ORDER BY id || '' DESC LIMIT $7::bigint OFFSET $8::bigint;
 
 -- name: find_oldest
 SELECT * FROM onejob_jobs
 WHERE ($1::text IS NULL OR namespace = $1::text)
     AND ($2::text IS NULL OR state = ANY (ARRAY(SELECT json_array_elements_text($2::text::json))))
     AND ($3::text IS NULL OR queue = $3::text) AND ($4::text IS NULL OR task = $4::text)
-    AND (NOT $5::boolean OR stand IS NOT NULL) AND id < $6::text
-ORDER BY id LIMIT $7::bigint OFFSET $8::bigint;
+    AND (NOT $5::boolean OR stand IS NOT NULL) AND id < $6::text AND id >= $7::text
+ORDER BY id LIMIT $8::bigint OFFSET $9::bigint;
 
 -- name: find_by_key
+-- By the index of keys; the expression keeps the planner from walking all ids.
 SELECT * FROM onejob_jobs
 WHERE key = $2::bytea AND namespace = $1::text
     AND ($3::text IS NULL OR state = ANY (ARRAY(SELECT json_array_elements_text($3::text::json))))
     AND ($4::text IS NULL OR queue = $4::text) AND ($5::text IS NULL OR task = $5::text)
-    AND id < $6::text
-ORDER BY id DESC LIMIT $7::bigint OFFSET $8::bigint;
+    AND id || '' < $6::text
+ORDER BY id || '' DESC LIMIT $7::bigint OFFSET $8::bigint;
 
 -- name: find_by_prefix
 SELECT * FROM onejob_jobs
@@ -694,13 +704,21 @@ FROM onejob_tallies
 WHERE namespace = $1::text
 GROUP BY namespace, task, outcome, job_id ORDER BY namespace, task, outcome, job_id;
 
+-- name: tallies_of_jobs
+SELECT
+    namespace, task, outcome, job_id, sum(count)::bigint, max(last_at), min(first_at),
+    (array_agg(last_by ORDER BY last_by = '', last_at DESC))[1]
+FROM onejob_tallies
+WHERE namespace = $1::text AND job_id = ANY (ARRAY(SELECT json_array_elements_text($2::text::json)))
+GROUP BY namespace, task, outcome, job_id ORDER BY namespace, task, outcome, job_id;
+
 -- name: fold_tallies
 -- Add the counters of jobs that are gone to those of no job.
 WITH gone AS (
     DELETE FROM onejob_tallies WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM onejob_tallies AS tally
         WHERE namespace = $1::text AND job_id <> ''
-            AND NOT EXISTS (SELECT 1 FROM onejob_jobs WHERE id = tally.job_id)
+            AND (SELECT id FROM onejob_jobs WHERE id = tally.job_id LIMIT 1) IS NULL
             AND NOT starts_with(job_id, 'cron:') -- a schedule's
         LIMIT $2::bigint FOR UPDATE SKIP LOCKED
     ))
@@ -728,22 +746,25 @@ ON CONFLICT (namespace, kind, id) DO UPDATE SET
     subject = excluded.subject, at = excluded.at, data = excluded.data;
 
 -- name: limit_observations
--- Keep the newest of each subject that the records name.
-DELETE FROM onejob_observations WHERE ctid = ANY (ARRAY(
+-- Keep the newest of each subject that the records name. No other index fits, and few subjects are expected, so
+-- that a plan without statistics reads the index of subjects too.
+DELETE FROM onejob_observations USING (
     SELECT old.ctid
     FROM (
-        SELECT DISTINCT namespace, kind, subject
-        FROM json_populate_recordset(NULL::onejob_observations, $1::text::json)
+        SELECT DISTINCT namespace || chr(31) || kind || chr(31) || subject AS about
+        FROM json_populate_recordset(NULL::onejob_observations, $1::text::json) WHERE namespace || '' = namespace
     ) AS touched
-    JOIN onejob_observations AS old USING (namespace, kind, subject)
-    WHERE (old.at, old.id) <= (
+    CROSS JOIN LATERAL (
         SELECT kept.at, kept.id FROM onejob_observations AS kept
-        WHERE kept.namespace = touched.namespace AND kept.kind = touched.kind
-            AND kept.subject = touched.subject
+        WHERE kept.namespace || chr(31) || kept.kind || chr(31) || kept.subject = touched.about
         ORDER BY kept.at DESC, kept.id DESC LIMIT 1 OFFSET $2::bigint
-    )
+    ) AS surplus
+    JOIN onejob_observations AS old
+        ON old.namespace || chr(31) || old.kind || chr(31) || old.subject = touched.about
+        AND (old.at, old.id) <= (surplus.at, surplus.id)
     FOR UPDATE OF old SKIP LOCKED
-));
+) AS surplus
+WHERE onejob_observations.ctid = surplus.ctid;
 
 -- name: observations
 SELECT namespace, kind, id, subject, at, data FROM onejob_observations
@@ -751,7 +772,7 @@ WHERE namespace = $1::text AND kind = $2::text ORDER BY at DESC, id DESC LIMIT $
 
 -- name: observations_about
 SELECT namespace, kind, id, subject, at, data FROM onejob_observations
-WHERE namespace = $1::text AND kind = $2::text AND subject = $3::text
+WHERE namespace || chr(31) || kind || chr(31) || subject = $1::text || chr(31) || $2::text || chr(31) || $3::text
 ORDER BY at DESC, id DESC LIMIT $4::bigint;
 
 -- name: forget_observations

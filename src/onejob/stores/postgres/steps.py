@@ -155,10 +155,17 @@ def find_unread(steps: Steps, now: datetime) -> Unread:
         free = (key is None or key not in concerned) and step.job_id not in concerned
         if seen is not None and free and step.needs_no_reading:
             changes = attempt(step, View(now, seen, seen if seen.is_holder else None))
-            if [job.id for job in changes.updates] == [seen.id] and not changes.deletes and not changes.mark:
+            if changes_alone(seen, changes):
                 found[index] = (seen, changes)
-        concerned |= {key, step.job_id}
+        concerned.add(key)
+        concerned.add(step.job_id)
     return found
+
+
+def changes_alone(job: Job, changes: Changes[Any]) -> bool:
+    """Return whether changes change this job, and add at most others."""
+    updates = changes.updates
+    return len(updates) == 1 and updates[0].id == job.id and not changes.deletes and changes.mark is None
 
 
 def write_unread(

@@ -325,7 +325,7 @@ class PostgresStore(ReadingStore):
         """Use the open store; if it is closed at this moment, open it again."""
         while True:
             with suppress(Closed):
-                return await act(await self._opening.get_async())
+                return await act(self._opening.ready or await self._opening.get_async())
 
     def _run_sync(self, make: Callable[[Server], Flow[T]]) -> T:
         while True:

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from onejob.stores.redis.groups import Call, Flow
-from onejob.stores.redis.layout import TALLIES, Bucket, Keyspace, frame
+from onejob.stores.redis.layout import TALLIED_JOBS, TALLIES, Bucket, Keyspace, frame
 
-KINDS = (*TALLIES, "observations", "observed", "settings", "starts")
+KINDS = (*TALLIES, TALLIED_JOBS, "observations", "observed", "settings", "starts")
 PAGE = 1000  # keys that are looked at in one call
 
 

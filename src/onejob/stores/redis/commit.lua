@@ -9,7 +9,7 @@
 --              counts {name: difference}, records (ids of the jobs that are written), and flat lists of writes:
 --              hdel {number of a key, field, …}, hset {number, field, value, …}, zrem {number, member, …},
 --              zadd {number, score, member, …}, absorbed {number of a hash of counters, numbers of the hashes of their
---              last and first times, counter to which one is added, time, …}
+--              last and first times, number of the list of counters by job, counter to which one is added, time, …}
 --            expected: the revisions and ids seen, '?' to only read
 --            a record for each of `records`
 -- Returns  per group: 1 (written), 2 (refused: the turn is over), or the rows {records of the ids, holder, its record,
@@ -138,10 +138,10 @@ write('ZADD', zadd)
 for name, difference in pairs(sums) do
   if difference ~= 0 and call('HINCRBY', counts, name, difference) == 0 then call('HDEL', counts, name) end
 end
-for i = 1, #absorbed, 5 do
-  local number, lasts, firsts, name, time = unpack(absorbed, i, i + 4)
+for i = 1, #absorbed, 6 do
+  local number, lasts, firsts, by_job, name, time = unpack(absorbed, i, i + 5)
   lasts, firsts = KEYS[lasts], KEYS[firsts]
-  call('HINCRBY', KEYS[number], name, 1)
+  if call('HINCRBY', KEYS[number], name, 1) == 1 then call('ZADD', KEYS[by_job], 0, decode(name)[3] .. ' ' .. name) end
   if time > tonumber(call('HGET', lasts, name) or 0) then call('HSET', lasts, name, time) end
   if time < tonumber(call('HGET', firsts, name) or math.huge) then call('HSET', firsts, name, time) end
 end

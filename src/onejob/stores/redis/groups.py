@@ -135,10 +135,15 @@ class Group(msgspec.Struct, eq=False):
             self.ids += [] if step.job_id in self.ids else [step.job_id]
             if not step.needs_no_reading and not step.alone:
                 self.depth = 2
-        if len(self.steps) > 1 and self.key is not None:
+        if len(self.steps) > 1 and self.key is not None and not self.needs_no_reading:
             self.depth = 2
         if rows is not None:
             self.rows = rows if self.rows is NO_ROWS else merged(self.rows, rows)
+
+    @property
+    def needs_no_reading(self) -> bool:
+        """Whether each step needs only the job that its caller saw; then nothing is assumed of the key."""
+        return all(step.needs_no_reading for _, step in self.steps)
 
     def decide(self, now: datetime) -> list[Changes[Any]]:
         """Run the steps on the rows, and return their changes."""

@@ -27,6 +27,7 @@ RANK_DIGITS = 58  # before the id; take.lua knows it too
 LARGEST_PRIORITY, EARLIEST_TIME, LARGEST_PLACE = 1 << 63, 10**17, 1 << 63  # offsets that make digits sort
 
 TALLIES = ("tallies", "tallied", "tallied_first", "tallied_by")  # how often, when last, when first, by what
+TALLIED_JOBS = "tallied_jobs"
 
 Entries = dict[str, tuple[int, str]]
 """Name of a sorted set → score and member; a job has at most one member in each set."""
@@ -52,6 +53,7 @@ class Bucket:
     - due [namespace, queue, task]: available jobs, best first; shared: those with a partition, by partition
     - starts, turn, turn wanted [namespace, queue]: of limited queues
     - settings [namespace, kind], tallies, tallied, tallied_first, tallied_by [namespace]
+    - tallied_jobs [namespace]: the names of the counters, by job
     - observations [namespace, kind]: records by id; observed [namespace, kind] and, of each subject,
       [namespace, kind, subject]: ids by time
     """

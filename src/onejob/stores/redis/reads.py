@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from operator import itemgetter
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -33,7 +34,7 @@ from onejob.stores.queries import (
     page,
 )
 from onejob.stores.redis.groups import Call, Flow
-from onejob.stores.redis.layout import TALLIES, Bucket, Keyspace, frame
+from onejob.stores.redis.layout import TALLIED_JOBS, TALLIES, Bucket, Keyspace, frame
 from onejob.stores.redis.records import read_or_replace, read_record
 from onejob.stores.redis.steps import commit, read_key
 from onejob.stores.redis.supply import Damaged
@@ -115,9 +116,9 @@ def tails(chains: Sequence[str], space: Keyspace) -> Flow[list[Job | None]]:
 def find(query: Query, space: Keyspace) -> Flow[list[Job]]:
     """Return the jobs that a query names; one that cannot be read becomes a dead letter."""
     damaged: list[Damaged] = []
-    if isinstance(query, OfChain | Stranded | Awaiting | Overdue) or (
-        isinstance(query, Listed) and query.held
-    ):
+    if isinstance(query, Listed) and query.held:
+        found = yield from standing(query, space, damaged)
+    elif isinstance(query, OfChain | Stranded | Awaiting | Overdue):
         jobs = yield from fetch((yield from collect(query, space)), damaged)
         found = page([job for job in jobs.values() if matches(job, query)], query)
     else:
@@ -126,16 +127,29 @@ def find(query: Query, space: Keyspace) -> Flow[list[Job]]:
     return found
 
 
-def collect(query: Listed | OfChain | Stranded | Awaiting | Overdue, space: Keyspace) -> Flow[list[Stored]]:
+def standing(query: Listed, space: Keyspace, damaged: list[Damaged]) -> Flow[list[Job]]:
+    """Return a page of the holders and successors; however many there are, few are read beside it."""
+    stored: list[Stored] = []
+    for bucket in space.buckets:
+        for name in (bucket.held, bucket.next):
+            stored += [(bucket, job_id) for job_id in (yield from scan(bucket, name)).values()]
+    stored.sort(key=itemgetter(1), reverse=query.newest_first)
+    found: list[Job] = []
+    for first in range(0, len(stored), PAGE):
+        jobs = yield from fetch(stored[first : first + PAGE], damaged)
+        found += [job for job in jobs.values() if matches(job, query)]
+        if len(found) >= query.offset + query.limit:
+            break
+    return page(found, query)
+
+
+def collect(query: OfChain | Stranded | Awaiting | Overdue, space: Keyspace) -> Flow[list[Stored]]:
     """Return the ids of the few jobs that a query concerns."""
     if isinstance(query, Overdue):
         return (yield from overdue(query, space))
     found: list[Stored] = []
     for bucket in space.buckets:
         match query:
-            case Listed():
-                for name in (bucket.held, bucket.next):
-                    found += [(bucket, job_id) for job_id in (yield from scan(bucket, name)).values()]
             case Stranded():
                 successors = yield from scan(bucket, bucket.next)
                 holders = yield from holders_of(bucket, list(successors))
@@ -187,8 +201,10 @@ class Span(NamedTuple):
 def span_of(query: Query) -> Span:
     """Return the part of an index that a query concerns, and the order in which it is read."""
     match query:
-        case Listed(before=str(before)):
-            return Span("-", f"({before}", backwards=query.newest_first, by="LEX")
+        case Listed(before=before, since=since) if before is not None or since is not None:
+            low = "-" if since is None else f"[{since}"
+            high = "+" if before is None else f"({before}"
+            return Span(low, high, backwards=query.newest_first, by="LEX")
         case Listed():
             return Span(backwards=query.newest_first)
         case ByKey(key=key, before=before):
@@ -231,11 +247,12 @@ def lists_of(query: Query, space: Keyspace) -> Flow[list[tuple[Bucket, str]]]:
 
 def merge(query: Query, space: Keyspace, damaged: list[Damaged]) -> Flow[list[Job]]:
     """Merge the members of sorted sets, in order, until the query's page is full."""
-    span, offset = span_of(query), getattr(query, "offset", 0)
-    size = min(PAGE, offset + query.limit)
+    span, skipped = span_of(query), getattr(query, "offset", 0)
+    of_list = isinstance(query, Listed) and query.queue is None and query.task is None
+    size = min(PAGE, skipped + query.limit)
     cursors = dict.fromkeys((yield from lists_of(query, space)), 0)
     found: list[Job] = []
-    while cursors and len(found) < offset + query.limit:
+    while cursors and len(found) < skipped + query.limit:
         replies = yield [Call(b.number, span.read(name, first, size)) for (b, name), first in cursors.items()]
         read = {
             one: [(0, member.decode()) for member in reply]
@@ -244,9 +261,11 @@ def merge(query: Query, space: Keyspace, damaged: list[Damaged]) -> Flow[list[Jo
             for one, reply in zip(list(cursors), replies, strict=True)
         }
         batch = _advance(cursors, read, size, backwards=span.backwards)
+        if of_list:  # every member matches, so those that are left out need not be read
+            batch, skipped = batch[skipped:], max(skipped - len(batch), 0)
         jobs = yield from fetch(batch, damaged)
         found += [jobs[job_id] for _, job_id in batch if job_id in jobs and matches(jobs[job_id], query)]
-    return found[offset : offset + query.limit]
+    return found[skipped : skipped + query.limit]
 
 
 def _advance(
@@ -380,14 +399,15 @@ def count(tallies: Sequence[Tally], space: Keyspace, batch: str = "") -> Flow[No
 def _counting(namespace: str, words: Sequence[Any], bucket: Bucket, batch: str = "") -> Call:
     name = f"{batch}:{namespace}" if batch else uuid4().hex  # a program may have seeded `random`
     request = f"{bucket.tag}request:{name}"
-    keys = (request, *(bucket.name(what, namespace) for what in TALLIES))
+    keys = (request, *(bucket.name(what, namespace) for what in (*TALLIES, TALLIED_JOBS)))
     return Call(bucket.number, (REMEMBERED, *words), "count", keys)
 
 
-def tallies(namespace: str, space: Keyspace) -> Flow[list[Tally]]:
+def tallies(namespace: str, space: Keyspace, jobs: Collection[str] | None = None) -> Flow[list[Tally]]:
     """Return the counters, added up over the buckets: a step counts in the bucket of its job."""
     found: dict[tuple[str, str, str], Tally] = {}
-    for some in (yield from _tallies_by_bucket(namespace, space)):
+    read = _tallies_by_bucket(namespace, space) if jobs is None else _tallies_of(jobs, namespace, space)
+    for some in (yield from read):
         for one in some:
             name = one.task, one.outcome, one.job_id
             found[name] = found[name].plus(one) if name in found else one
@@ -402,11 +422,28 @@ def _tallies_by_bucket(namespace: str, space: Keyspace) -> Flow[list[list[Tally]
         for what in TALLIES
     ]
     each = len(TALLIES)
-    return [_read_tallies(namespace, *replies[at : at + each]) for at in range(0, len(replies), each)]
+    hashes = [pairs(reply) for reply in replies]
+    return [_read_tallies(namespace, *hashes[at : at + each]) for at in range(0, len(hashes), each)]
 
 
-def _read_tallies(namespace: str, *hashes: Sequence[bytes]) -> list[Tally]:
-    numbers, lasts, firsts, last_by = (dict(pairs(one)) for one in hashes)
+def _tallies_of(jobs: Collection[str], namespace: str, space: Keyspace) -> Flow[list[list[Tally]]]:
+    """Return the counters of some jobs, of each bucket."""
+    found: list[list[Tally]] = []
+    for bucket in space.buckets:
+        index = bucket.name(TALLIED_JOBS, namespace)
+        ranges = [("ZRANGEBYLEX", index, f"[{job_id} ", f"({job_id}!") for job_id in jobs]
+        members = yield [Call(bucket.number, words) for words in ranges]
+        names = [member.partition(b" ")[2] for some in members for member in some]
+        if names:
+            hashes = [bucket.name(what, namespace) for what in TALLIES]
+            values = yield [Call(bucket.number, ("HMGET", name, *names)) for name in hashes]
+            known = [[(n, v) for n, v in zip(names, some, strict=True) if v is not None] for some in values]
+            found.append(_read_tallies(namespace, *known))
+    return found
+
+
+def _read_tallies(namespace: str, *hashes: Iterable[tuple[bytes, bytes]]) -> list[Tally]:
+    numbers, lasts, firsts, last_by = map(dict, hashes)
     return [
         Tally(
             *(namespace, task, outcome, job_id),

@@ -14,7 +14,15 @@ from onejob.stores.columns import write_time
 from onejob.stores.queries import TIMED
 from onejob.stores.redis import records
 from onejob.stores.redis.groups import Call, Group
-from onejob.stores.redis.layout import TALLIES, Bucket, Keyspace, changed_entries, counters, frame
+from onejob.stores.redis.layout import (
+    TALLIED_JOBS,
+    TALLIES,
+    Bucket,
+    Keyspace,
+    changed_entries,
+    counters,
+    frame,
+)
 from onejob.stores.redis.records import write_record, write_stored_mark
 
 WAKING = TERMINAL | TIMED | {State.AVAILABLE}  # states that a worker or a caller may wait for
@@ -182,7 +190,8 @@ class Commit(Script):
     def _count(self, writes: Writes, tally: Tally) -> None:
         """Add one to a counter of absorbed requests."""
         assert tally.last_at is not None  # a step knows when it decides
-        writes.absorbed += (self._number(self.bucket.name(what, tally.namespace)) for what in TALLIES[:3])
+        kinds = (*TALLIES[:3], TALLIED_JOBS)
+        writes.absorbed += (self._number(self.bucket.name(what, tally.namespace)) for what in kinds)
         writes.absorbed += (frame(tally.task, tally.outcome, tally.job_id), write_time(tally.last_at))
 
 

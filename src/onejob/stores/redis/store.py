@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -188,9 +188,9 @@ class RedisStore:
         if tallies:
             self._open().connections.run(reads.count(tallies, self._space, batch))
 
-    async def tallies(self, namespace: str) -> list[Tally]:
+    async def tallies(self, namespace: str, jobs: Collection[str] | None = None) -> list[Tally]:
         """Return the counters."""
-        return await self._run(reads.tallies(namespace, self._space))
+        return await self._run(reads.tallies(namespace, self._space, jobs))
 
     async def fold(self, namespace: str) -> int:
         """Add the counters of jobs that are gone to those of no job."""

@@ -5,7 +5,7 @@ A dialect has statements of these names, which take these parameters and return 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar, assert_never
 
@@ -17,6 +17,7 @@ from onejob.stores.contract import Counts, Observation, Tally
 from onejob.stores.flow import Flow, Query
 from onejob.stores.queries import (
     LARGEST_ID,
+    LISTED,
     Awaiting,
     Blocked,
     ByKey,
@@ -71,9 +72,9 @@ class ReadingStore:
         """Return the settings of a kind."""
         return await self._read(lambda: settings(namespace, kind))
 
-    async def tallies(self, namespace: str) -> list[Tally]:
-        """Return the counters of a namespace."""
-        return await self._read(lambda: tallies(namespace))
+    async def tallies(self, namespace: str, jobs: Collection[str] | None = None) -> list[Tally]:
+        """Return the counters of a namespace, or only those of some jobs."""
+        return await self._read(lambda: tallies(namespace, jobs))
 
     async def observations(
         self, namespace: str, kind: str, *, subject: str | None = None, limit: int = 100
@@ -117,13 +118,8 @@ def statement(query: Named) -> tuple[str, Sequence[Any]]:  # noqa: C901, PLR0912
     """Return the name of a query's statement, and its parameters."""
     limits = (min(query.limit, MOST), min(getattr(query, "offset", 0), MOST))
     match query:
-        case Listed(namespace=str(), newest_first=True) if set(query.states) == {State.ACTIVE}:
-            kind = (query.namespace, query.queue, query.task, query.held)
-            return "find_active", (*kind, query.before or LARGEST_ID, *limits)
         case Listed():
-            chosen = (_states(query), query.queue, query.task, query.held, query.before or LARGEST_ID)
-            name = "find_newest" if query.newest_first else "find_oldest"
-            return name, (query.namespace, *chosen, *limits)
+            return _listed(query, limits)
         case ByKey():
             filters = (_states(query), query.queue, query.task, query.before or LARGEST_ID)
             return "find_by_key", (query.namespace, query.key, *filters, *limits)
@@ -152,6 +148,20 @@ def statement(query: Named) -> tuple[str, Sequence[Any]]:  # noqa: C901, PLR0912
             return "find_blocked", (query.namespace, *limits)
         case _:
             assert_never(query)
+
+
+def _listed(query: Listed, limits: tuple[int, int]) -> tuple[str, Sequence[Any]]:
+    """Return the statement that has an index for the states of a query."""
+    page = (query.before or LARGEST_ID, query.since or "", *limits)
+    if query.namespace is not None and query.newest_first and len(query.states) == 1:
+        [state] = query.states
+        filters = (query.queue, query.task, query.held)
+        if state is State.ACTIVE:
+            return "find_active", (query.namespace, *filters, *page)
+        if state in LISTED:
+            return "find_in_state", (query.namespace, state.value, *filters, *page)
+    name = "find_newest" if query.newest_first else "find_oldest"
+    return name, (query.namespace, _states(query), query.queue, query.task, query.held, *page)
 
 
 def _states(query: Listed | ByKey) -> str | None:
@@ -198,9 +208,10 @@ def clear(namespace: str) -> Flow[None]:
     ]
 
 
-def tallies(namespace: str) -> Flow[list[Tally]]:
-    """Return the counters of absorbed requests."""
-    [rows] = yield [Query("tallies", (namespace,))]
+def tallies(namespace: str, jobs: Collection[str] | None) -> Flow[list[Tally]]:
+    """Return the counters of absorbed requests, of all jobs or of some."""
+    of_some = jobs is not None and Query("tallies_of_jobs", (namespace, array(jobs)))
+    [rows] = yield [of_some or Query("tallies", (namespace,))]
     return [
         Tally(space, task, outcome, job_id, number, read_time(last_at), read_time(first_at), last_by)
         for space, task, outcome, job_id, number, last_at, first_at, last_by in rows

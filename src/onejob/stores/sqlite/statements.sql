@@ -201,8 +201,19 @@ WHERE (?1 IS NULL OR namespace = ?1)
     AND (?3 IS NULL OR queue = ?3)
     AND (?4 IS NULL OR task = ?4)
     AND (NOT ?5 OR stand IS NOT NULL)
-    AND id < ?6
-ORDER BY id DESC LIMIT ?7 OFFSET ?8;
+    AND id < ?6 AND id >= ?7
+ORDER BY id DESC LIMIT ?8 OFFSET ?9;
+
+-- name: find_in_state
+-- The list is the condition of the index.
+SELECT * FROM onejob_jobs
+WHERE namespace = ?1 AND state = ?2
+    AND state IN ('scheduled', 'pending', 'retryable', 'cancelled', 'discarded')
+    AND (?3 IS NULL OR queue = ?3)
+    AND (?4 IS NULL OR task = ?4)
+    AND (NOT ?5 OR stand IS NOT NULL)
+    AND id < ?6 AND id >= ?7
+ORDER BY id DESC LIMIT ?8 OFFSET ?9;
 
 -- name: find_active
 -- By the index of active jobs, which are few; a plus keeps the planner from walking all ids.
@@ -211,8 +222,8 @@ WHERE state = 'active' AND namespace = ?1
     AND (?2 IS NULL OR queue = ?2)
     AND (?3 IS NULL OR task = ?3)
     AND (NOT ?4 OR stand IS NOT NULL)
-    AND +id < ?5
-ORDER BY +id DESC LIMIT ?6 OFFSET ?7;
+    AND +id < ?5 AND +id >= ?6
+ORDER BY +id DESC LIMIT ?7 OFFSET ?8;
 
 -- name: find_oldest
 SELECT * FROM onejob_jobs
@@ -221,8 +232,8 @@ WHERE (?1 IS NULL OR namespace = ?1)
     AND (?3 IS NULL OR queue = ?3)
     AND (?4 IS NULL OR task = ?4)
     AND (NOT ?5 OR stand IS NOT NULL)
-    AND id < ?6
-ORDER BY id LIMIT ?7 OFFSET ?8;
+    AND id < ?6 AND id >= ?7
+ORDER BY id LIMIT ?8 OFFSET ?9;
 
 -- name: find_by_key
 SELECT * FROM onejob_jobs
@@ -365,6 +376,10 @@ ON CONFLICT (namespace, task, outcome, job_id) DO UPDATE SET
 -- name: tallies
 SELECT namespace, task, outcome, job_id, count, last_at, first_at, last_by FROM onejob_tallies
 WHERE namespace = ? ORDER BY namespace, task, outcome, job_id;
+
+-- name: tallies_of_jobs
+SELECT namespace, task, outcome, job_id, count, last_at, first_at, last_by FROM onejob_tallies
+WHERE namespace = ? AND job_id IN (SELECT value FROM json_each(?)) ORDER BY namespace, task, outcome, job_id;
 
 -- name: orphan_tallies
 SELECT namespace, task, outcome, job_id FROM onejob_tallies

@@ -30,10 +30,37 @@ async def jobs_are_listed_by_state_queue_and_task_in_pages(given: Given) -> None
     assert ids(await find(Listed(namespace="", newest_first=False, limit=2))) == made[:2]
     assert ids(await find(Listed(namespace="", limit=2, offset=1))) == [made[2], made[1]]
     assert ids(await find(Listed(namespace="", before=made[1]))) == [made[0]]
+    assert ids(await find(Listed(namespace="", since=made[1]))) == [other, made[2], made[1]]
+    assert ids(await find(Listed(namespace="", since=made[1], newest_first=False))) == [*made[1:], other]
+    assert ids(await find(Listed(namespace="", since=made[0], before=made[2], offset=1))) == [made[0]]
     assert ids(await find(Listed(namespace="", queue="slow"))) == [other]
     assert ids(await find(Listed(namespace="", task="note", states=[State.AVAILABLE]))) == [other]
     assert await find(Listed(namespace="", states=[State.COMPLETED])) == []
     assert await find(Listed(namespace="other")) == []
+
+
+@case
+async def jobs_of_each_state_are_listed_by_queue_and_task_in_pages(given: Given) -> None:
+    mail, note = mailer(given.app), mailer(given.app, name="note", queue="slow")
+    made = [(await mail.options(delay="1h").enqueue(number)).job.id for number in range(3)]
+    other = (await note.options(delay="1h").enqueue(1)).job.id
+    waiting = (await mail.enqueue(3)).job.id
+
+    async def listed(state: State, **filters: Any) -> list[str]:
+        return ids(await given.store.find(Listed(namespace="", states=[state], **filters)))
+
+    for state in (State.SCHEDULED, State.CANCELLED):
+        assert await listed(state) == [other, *reversed(made)]
+        assert await listed(state, limit=2, offset=1) == [made[2], made[1]]
+        assert await listed(state, since=made[1], before=other) == [made[2], made[1]]
+        assert await listed(state, newest_first=False) == [*made, other]
+        assert await listed(state, queue="slow") == await listed(state, task="note") == [other]
+        assert await listed(state, held=True) == []
+        for job_id in (*made, other) if state is State.SCHEDULED else ():
+            await given.app.cancel(job_id)
+    assert await listed(State.AVAILABLE) == [waiting]
+    assert await listed(State.AVAILABLE, since=waiting) == [waiting]
+    assert await given.store.find(Listed(namespace="other", states=[State.CANCELLED])) == []
 
 
 @case
@@ -51,6 +78,7 @@ async def active_jobs_are_listed_by_queue_and_task_in_pages(given: Given) -> Non
     assert await active() == [other, *reversed(made)]
     assert await active(limit=2, offset=1) == [made[2], made[1]]
     assert await active(before=made[1]) == [made[0]]
+    assert await active(since=made[1]) == [other, made[2], made[1]]
     assert await active(newest_first=False) == [*made, other]
     assert await active(queue="slow") == await active(task="note") == [other]
     assert await active(held=True) == []
@@ -119,9 +147,13 @@ async def counters_add_up_and_fold_when_their_job_is_gone(given: Given) -> None:
         return {one.job_id: one.count for one in await given.store.tallies("")}
 
     assert await counted() == {job.id: 4, "gone": 2, schedule: 2}
+    some = await given.store.tallies("", [schedule, job.id, "unknown"])
+    assert sorted((one.job_id, one.count) for one in some) == [(job.id, 4), (schedule, 2)]
+    assert await given.store.tallies("", []) == []
     assert {one.last_at for one in await given.store.tallies("")} == {given.clock()}
     assert await given.store.fold("") == 1
     assert await counted() == {job.id: 4, "": 2, schedule: 2}
+    assert await given.store.tallies("", ["gone"]) == []
     assert sum(one.count for one in await given.store.tallies("other")) == 4
 
 
@@ -157,6 +189,7 @@ async def a_step_adds_to_the_counters_in_its_own_write(given: Given) -> None:
     [counted] = await given.store.tallies("")  # before the app has written anything that it counts itself
     assert (counted.task, counted.outcome, counted.job_id) == ("mail", "updated", first.job.id)
     assert (counted.count, counted.first_at, counted.last_at) == (1, given.clock(), given.clock())
+    assert await given.store.tallies("", [first.job.id]) == [counted]
 
 
 @case

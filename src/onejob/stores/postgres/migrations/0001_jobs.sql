@@ -59,6 +59,9 @@ CREATE INDEX onejob_expiring ON onejob_jobs (namespace, expires_at, id)
     WHERE expires_at IS NOT NULL AND state IN ('scheduled', 'available', 'pending', 'retryable');
 CREATE INDEX onejob_ended ON onejob_jobs (namespace, state, finished_at, id) WHERE finished_at IS NOT NULL;
 CREATE INDEX onejob_prunable ON onejob_jobs (namespace, kept_until, id) WHERE kept_until IS NOT NULL;
+-- Jobs in states that most jobs never are in, in the order of their ids, so that the newest of them are found.
+CREATE INDEX onejob_listed ON onejob_jobs (namespace, state, id)
+    WHERE state IN ('scheduled', 'pending', 'retryable', 'cancelled', 'discarded');
 -- Dead letters that are replayed automatically; 256 is Trait.RETURNS.
 CREATE INDEX onejob_returning ON onejob_jobs (namespace, run_at, id)
     WHERE state = 'discarded' AND traits & 256 <> 0;
@@ -129,7 +132,7 @@ CREATE TABLE onejob_tallies (
     last_at BIGINT NOT NULL,
     first_at BIGINT NOT NULL,
     last_by TEXT NOT NULL, -- what made the last request
-    PRIMARY KEY (namespace, task, outcome, job_id, part)
+    PRIMARY KEY (namespace, job_id, task, outcome, part)
 );
 CREATE INDEX onejob_apart ON onejob_tallies (part) WHERE part <> '';
 
@@ -144,7 +147,8 @@ CREATE TABLE onejob_observations (
     PRIMARY KEY (namespace, kind, id)
 );
 CREATE INDEX onejob_observed ON onejob_observations (namespace, kind, at, id);
-CREATE INDEX onejob_observed_subjects ON onejob_observations (namespace, kind, subject, at, id);
+CREATE INDEX onejob_observed_subjects
+    ON onejob_observations ((namespace || chr(31) || kind || chr(31) || subject), at, id);
 
 -- One row, by which a caller's connection is recognised as one to this very database.
 CREATE TABLE onejob_installation (id TEXT NOT NULL);

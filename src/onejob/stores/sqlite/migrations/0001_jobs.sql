@@ -67,6 +67,10 @@ CREATE INDEX onejob_expiring ON onejob_jobs (namespace, expires_at, id)
 CREATE INDEX onejob_ended ON onejob_jobs (namespace, state, finished_at, id, task) WHERE finished_at IS NOT NULL;
 CREATE INDEX onejob_kept ON onejob_jobs (namespace, kept_until, id) WHERE kept_until IS NOT NULL;
 
+-- Jobs in states that most jobs never are in, in the order of their ids, so that the newest of them are found.
+CREATE INDEX onejob_listed ON onejob_jobs (namespace, state, id)
+    WHERE state IN ('scheduled', 'pending', 'retryable', 'cancelled', 'discarded');
+
 -- Dead letters that are replayed automatically; 256 is Trait.RETURNS.
 CREATE INDEX onejob_returning ON onejob_jobs (namespace, run_at, id)
     WHERE state = 'discarded' AND traits & 256 <> 0;
@@ -106,7 +110,7 @@ CREATE TABLE onejob_tallies (
     last_at INTEGER NOT NULL,
     first_at INTEGER NOT NULL,
     last_by TEXT NOT NULL, -- what made the last request
-    PRIMARY KEY (namespace, task, outcome, job_id)
+    PRIMARY KEY (namespace, job_id, task, outcome)
 ) WITHOUT ROWID;
 
 -- What is kept for a while about absorbed requests, workers and manual changes.
