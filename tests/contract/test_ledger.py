@@ -113,7 +113,7 @@ async def test_counts_are_written_within_a_second_by_themselves(app: App, store:
     mail = mailer(app, Unique(by="to"))
     first = await mail.enqueue(1)
     await mail.enqueue(1)
-    async with asyncio.timeout(10):  # half a second, on a machine that has nothing else to do
+    async with asyncio.timeout(30):  # half a second, on a machine that has nothing else to do
         while not (found := await store.tallies("")):
             await store.wait(0.02)
     assert without_callers(found) == [Tally("", "mail", "kept", first.job.id, 1, clock(), clock())]

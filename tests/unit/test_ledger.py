@@ -5,7 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+import msgspec
+
+from onejob.core.decide import Outcome, Request, Verdict
+from onejob.core.job import EPOCH, Job, Retry, State
+from onejob.engine.absorbed_log import KIND, PER_WRITE, Absorbed, read_entry
 from onejob.engine.counters import AbsorbedCounters
+from onejob.errors import StoreUnavailable
 from onejob.stores.contract import Tally
 from onejob.stores.memory import MemoryStore
 
@@ -47,3 +53,67 @@ async def test_a_flush_waits_for_the_one_that_is_under_way() -> None:
     assert [tally.count for tally in await store.tallies("")] == [1]
     timers.join()
     closing.join()
+
+
+class Away(MemoryStore):
+    """A store that does not answer at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_away = True
+
+    def count(self, tallies: Sequence[Tally], batch: str = "") -> None:
+        """Count, once the store is back."""
+        if self.is_away:
+            raise StoreUnavailable("it is away")
+        super().count(tallies, batch)
+
+
+def absorbed(number: int) -> Absorbed:
+    """Return a request that job `number` absorbed."""
+    job = Job(
+        id=f"request {number}",
+        namespace="",
+        task="mail",
+        queue="default",
+        state=State.AVAILABLE,
+        priority=0,
+        run_at=EPOCH,
+        place=number,
+        created_at=EPOCH,
+        args=b"{}",
+        meta=b"{}",
+        payload_digest=b"d",
+        retry=Retry(),
+        chain_id=f"request {number}",
+        key=number.to_bytes(32),
+    )
+    return Absorbed(Request(job), Verdict(Outcome.KEPT, job, None, "It waits."), "kept", f"job {number}")
+
+
+async def test_while_the_store_is_away_all_is_counted_and_the_log_keeps_a_share() -> None:
+    store = Away()
+    ledger = AbsorbedCounters(store)
+    for part in range(3):
+        for number in range(PER_WRITE):
+            ledger.absorb(absorbed(part * PER_WRITE + number))
+        ledger.flush()
+    assert sum(ledger.unwritten.values()) == 3 * PER_WRITE
+    store.is_away = False
+    ledger.flush()
+    assert sum(tally.count for tally in await store.tallies("")) == 3 * PER_WRITE
+    entries = [read_entry(one) for one in await store.observations("", KIND, limit=3 * PER_WRITE)]
+    assert len(entries) == PER_WRITE
+    assert {entry.sampled for entry in entries} == {0.3333}
+    assert {entry.job for entry in entries} == {f"job {number}" for number in range(PER_WRITE)}
+
+
+async def test_requests_of_two_tasks_that_one_job_absorbs_are_counted_apart() -> None:
+    store = MemoryStore()
+    ledger = AbsorbedCounters(store)
+    one = absorbed(1)
+    for task in ("mail", "post", "mail"):
+        job = msgspec.structs.replace(one.request.job, task=task)
+        ledger.absorb(msgspec.structs.replace(one, request=Request(job)))
+    ledger.flush()
+    assert {tally.task: tally.count for tally in await store.tallies("")} == {"mail": 2, "post": 1}

@@ -10,30 +10,32 @@ import inspect
 import os
 import socket
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import NamedTuple
 from uuid import uuid4
 
 import msgspec
 
 from onejob.core.decide import COUNTED_AT_ONCE, Request, Verdict
-from onejob.stores.contract import Observation, Observations
+from onejob.stores.contract import Observation, Observations, Tally
 
 KIND = "absorbed"
 KEPT_FOR = timedelta(days=7)  # unless the app says otherwise
 PER_KEY = 100  # entries that a key keeps
 PER_NAMESPACE = 10_000  # entries that a namespace keeps
-PER_WRITE = 200  # different entries between two writes; further ones are left out, and their share is stored
+PER_WRITE = 200  # entries of one write; further ones are left out, and the share of the others is stored
 INTERNAL = (  # modules that call for others
     *("onejob.", "asyncio.", "concurrent.", "contextlib", "threading"),
     *("click.", "runpy"),  # of the command line
 )
 
-
+OWN_FRAMES = 8  # that lie between `find_caller` and any caller, at least
 NO_CALLER = ("", 0)
+
+Caller = tuple[str, int]
+"""A file and a line; empty if they are unknown."""
+Counter = tuple[str, str, str, str]
+"""Namespace, task, outcome and the id of a job."""
 
 
 class AbsorbedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -76,12 +78,6 @@ class AbsorbedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     trace: str = ""
 
 
-Caller = tuple[str, int]
-"""A file and a line; empty if they are unknown."""
-Counter = tuple[str, str, str, str]
-"""Namespace, task, outcome and the id of a job."""
-
-
 class LastRequest(msgspec.Struct, frozen=True, array_like=True):
     """The request that a job absorbed last, as its counter has it: `Tally.last_by`."""
 
@@ -94,7 +90,7 @@ class LastRequest(msgspec.Struct, frozen=True, array_like=True):
 read_last = msgspec.json.Decoder(LastRequest).decode
 
 
-class Absorbed(NamedTuple):
+class Absorbed(msgspec.Struct, frozen=True, gc=False):
     """An absorbed request with its answer, as it is counted and logged."""
 
     request: Request
@@ -103,93 +99,70 @@ class Absorbed(NamedTuple):
     job_id: str  # of the job that serves it
 
     @property
-    def is_counted(self) -> bool:
-        """Whether its step has counted it, in the write that it made anyway."""
-        return self.outcome in COUNTED_AT_ONCE
-
-    @property
     def counter(self) -> Counter:
         """The counter that counts it."""
         asked = self.request.job
         return asked.namespace, asked.task, self.outcome, self.job_id
 
-
-@dataclass(slots=True)
-class Waiting:
-    """An entry that waits to be written: the newest request, and how many there were."""
-
-    absorbed: Absorbed
-    line: str
-    times: int = 0
-    in_transaction: bool = False
-    trace: str = ""
+    @property
+    def is_counted(self) -> bool:
+        """Whether its step has counted it, in the write that it made anyway."""
+        return self.outcome in COUNTED_AT_ONCE
 
 
-class AbsorbedLog:
-    """Collects absorbed requests in memory; `take` returns what is to be written."""
+class Entry:
+    """Requests that a job absorbed for the same caller since the last write: the newest, and how many."""
 
-    def __init__(self, *, records_callers: bool) -> None:
-        self._records_callers = records_callers
-        self._waiting: dict[tuple[str, str, str, int], Waiting] = {}
-        self._left_out = 0
+    __slots__ = ("absorbed", "caller", "first_at", "in_transaction", "last_at", "times", "trace")
 
-    def caller(self) -> Caller:
-        """Return the file and line that made the request under way, if callers are recorded."""
-        return find_caller() if self._records_callers else NO_CALLER
+    def __init__(
+        self, absorbed: Absorbed, caller: Caller | None, now: datetime, *, in_transaction: bool = False
+    ) -> None:
+        self.absorbed = absorbed
+        self.caller = caller
+        self.first_at = now
+        self.in_transaction = in_transaction
+        self.times = 0
+        self.add(absorbed, now)
 
-    def add(self, absorbed: Absorbed, *, in_transaction: bool) -> Caller:
-        """Add a request to the entry of its job, outcome and caller; return the caller."""
-        caller = name, line = self.caller()
-        index = (absorbed.job_id, absorbed.outcome, name, line)
-        waiting = self._waiting.get(index)
-        if waiting is None:
-            if len(self._waiting) >= PER_WRITE:
-                self._left_out += 1
-                return caller
-            waiting = self._waiting[index] = Waiting(absorbed, spelled(caller))
-        waiting.absorbed = absorbed
-        waiting.times += 1
-        waiting.in_transaction = in_transaction
-        waiting.trace = current_trace()
-        return caller
+    def add(self, absorbed: Absorbed, now: datetime) -> None:
+        """Add a request."""
+        self.absorbed = absorbed
+        self.times += 1
+        self.last_at = now
+        self.trace = current_trace()
 
-    def describe(self, absorbed: Absorbed, caller: Caller) -> str:
-        """Return what a counter keeps of the request that was absorbed last."""
-        digest, line = absorbed.request.job.payload_digest.hex(), spelled(caller)
-        own = (hostname(), os.getpid()) if self._records_callers else ("", 0)
-        return msgspec.json.encode(LastRequest(digest, line, *own)).decode()
+    def tally(self) -> Tally:
+        """Return what the requests add to their counter, which keeps what made the last one."""
+        last = self.absorbed
+        host, process, line = spelled(self.caller)
+        made_by = LastRequest(last.request.job.payload_digest.hex(), line, host, process)
+        number = 0 if last.is_counted else self.times
+        encoded = msgspec.json.encode(made_by).decode()
+        return Tally(*last.counter, number, self.last_at, self.first_at, encoded)
 
-    def take(self, clock: Callable[[], datetime]) -> list[Observation]:
-        """Return the entries collected so far, and begin anew; without any, do not ask for the time."""
-        if not self._waiting:
-            return []
-        waiting, left_out = list(self._waiting.values()), self._left_out
-        self._waiting, self._left_out = {}, 0
-        sampled = round(len(waiting) / (len(waiting) + left_out), 4) if left_out else 1.0
-        now = clock()
-        return [self._observe(one, now, sampled) for one in waiting]
-
-    def _observe(self, waiting: Waiting, now: datetime, sampled: float) -> Observation:
-        request, verdict, outcome, job_id = waiting.absorbed
-        asked = request.job
+    def observation(self, now: datetime, sampled: float) -> Observation:
+        """Return the requests as the log stores them."""
+        asked, verdict = self.absorbed.request.job, self.absorbed.verdict
         key = "" if asked.key is None else asked.key.hex()
+        host, process, line = spelled(self.caller)
         entry = AbsorbedRequest(
             at=now,
             task=asked.task,
-            outcome=outcome,
+            outcome=self.absorbed.outcome,
             reason=verdict.reason,
-            job=job_id,
+            job=self.absorbed.job_id,
             request=asked.id,
             key=key,
             digest=asked.payload_digest.hex(),
             payload_differs=verdict.payload_differs,
-            times=waiting.times,
+            times=self.times,
             sampled=sampled,
-            in_transaction=waiting.in_transaction,
-            host=hostname() if self._records_callers else "",
-            process=os.getpid() if self._records_callers else 0,
-            line=waiting.line,
-            trace=waiting.trace,
+            in_transaction=self.in_transaction,
+            host=host,
+            process=process,
+            line=line,
+            trace=self.trace,
         )
         return Observation(asked.namespace, KIND, uuid4().hex, key, now, msgspec.json.encode(entry).decode())
 
@@ -210,22 +183,20 @@ def hostname() -> str:
     return socket.gethostname()
 
 
-@lru_cache(maxsize=1024)
-def is_internal(module: str) -> bool:
-    """Return whether a module makes requests for others."""
-    return module.startswith(INTERNAL)
-
-
-def spelled(caller: Caller) -> str:
-    """Return a file and a line as text."""
-    return f"{caller[0]}:{caller[1]}" if caller[0] else ""
+def spelled(caller: Caller | None) -> tuple[str, int, str]:
+    """Return host, process and line of a caller; all of them are empty if callers are not recorded."""
+    if caller is None:
+        return "", 0, ""
+    return hostname(), os.getpid(), f"{caller[0]}:{caller[1]}" if caller[0] else ""
 
 
 def find_caller() -> Caller:
     """Return the file and line outside of onejob that led here; empty if there is none."""
     frame = inspect.currentframe()
+    for _ in range(OWN_FRAMES):  # to look at them takes longer than to pass over them
+        frame = frame and frame.f_back
     while frame is not None:
-        if not is_internal(frame.f_globals.get("__name__", "")):
+        if not frame.f_globals.get("__name__", "").startswith(INTERNAL):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return NO_CALLER

@@ -11,25 +11,33 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter as Totals
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 from uuid import uuid4
 
+import msgspec
+
 from onejob.core.decide import DEDUPLICATED, Request, Verdict
-from onejob.engine.absorbed_log import NO_CALLER, PER_KEY, Absorbed, AbsorbedLog, Caller
+from onejob.engine.absorbed_log import (
+    PER_KEY,
+    PER_WRITE,
+    Absorbed,
+    Caller,
+    Counter,
+    Entry,
+    find_caller,
+)
 from onejob.engine.recorded_requests import PER_TASK, RequestRecorder
 from onejob.errors import StoreError
-from onejob.stores.contract import Counters, Observation, Observations, Tally
+from onejob.stores.contract import Counters, Observations, Tally
 from onejob.stores.fork_generation import generation
 
 log = logging.getLogger("onejob")
 
 FLUSH_AFTER = 0.5  # seconds
 EXIT_LIMIT = 2.0  # seconds that the end of a process waits for its stores
-
-Entry = tuple[str, str, str, str]
 
 
 class AbsorbedStore(Counters, Observations, Protocol):
@@ -62,16 +70,16 @@ def counted_outcome(verdict: Verdict) -> str | None:
     return str(verdict.outcome) if is_absorbed(verdict) else None
 
 
-class Count:
-    """A counter in memory: how often, since when and until when, and the request that came last."""
+def counter_of(tally: Tally) -> Counter:
+    """Return the counter that a tally adds to."""
+    return tally.namespace, tally.task, tally.outcome, tally.job_id
 
-    __slots__ = ("caller", "first_at", "last", "last_at", "number")
 
-    def __init__(self, now: datetime) -> None:
-        self.number = 0
-        self.first_at = self.last_at = now
-        self.last: Absorbed | None = None
-        self.caller: Caller = NO_CALLER
+def add_tally(tallies: dict[Counter, Tally], one: Tally) -> None:
+    """Add a tally to that of the same counter."""
+    counter = counter_of(one)
+    known = tallies.get(counter)
+    tallies[counter] = one if known is None else known.plus(one)
 
 
 class AbsorbedCounters:
@@ -92,9 +100,11 @@ class AbsorbedCounters:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._counts: dict[Entry, Count] = {}
+        self._entries: dict[tuple[Any, ...], Entry] = {}  # by what their requests have in common
+        self._tallies: dict[Counter, Tally] = {}  # of what is counted but not logged
+        self._unlogged: list[Entry] = []  # whose counters are in a batch
+        self._left_out = 0  # entries that the log does not get
         self._batches: dict[str, list[Tally]] = {}  # being written, or to be written again
-        self._log = AbsorbedLog(records_callers=self._records_callers)
         self._recorder = None if self._make_recorder is None else self._make_recorder()
         self._timer: threading.Timer | None = None
         self._generation = generation()
@@ -104,32 +114,34 @@ class AbsorbedCounters:
     def count(self, one: Tally) -> None:
         """Add to a counter; a timer writes it."""
         self._reset_after_fork()
+        now = self._store.now()
         with self._lock:
-            self._add((one.namespace, one.task, one.outcome, one.job_id), one.count)
+            add_tally(self._tallies, msgspec.structs.replace(one, last_at=now, first_at=now))
             self._start_timer()
+
+    def absorb(self, one: Absorbed, *, in_transaction: bool = False) -> None:
+        """Log an absorbed request, and count it unless its step or the caller's transaction does so.
+
+        A timer writes both.
+        """
+        self._reset_after_fork()
+        now, caller = self._store.now(), self._find_caller()
+        index = (one.job_id, one.outcome, one.request.job.task, caller, in_transaction)
+        with self._lock:
+            entry = self._entries.get(index)
+            if entry is None:
+                self._entries[index] = Entry(one, caller, now, in_transaction=in_transaction)
+                self._start_timer()
+            else:
+                entry.add(one, now)
 
     def tallies(self, absorbed: Iterable[Absorbed]) -> list[Tally]:
         """Return what requests of a caller's transaction add to the counters, besides what their steps do."""
-        now, caller = self._store.now(), self._log.caller()
-        return [
-            Tally(*one.counter, int(not one.is_counted), now, now, self._log.describe(one, caller))
-            for one in absorbed
-        ]
+        now, caller = self._store.now(), self._find_caller()
+        return [Entry(one, caller, now).tally() for one in absorbed]
 
-    def absorb(self, one: Absorbed) -> None:
-        """Count an absorbed request, unless its step has, and add it to the log; a timer writes both."""
-        self._reset_after_fork()
-        with self._lock:
-            count = self._add(one.counter, int(not one.is_counted))
-            count.last, count.caller = one, self._log.add(one, in_transaction=False)
-            self._start_timer()
-
-    def log(self, absorbed: Absorbed) -> None:
-        """Add a request of a caller's transaction, which counts it itself, to the log; a timer writes it."""
-        self._reset_after_fork()
-        with self._lock:
-            self._log.add(absorbed, in_transaction=True)
-            self._start_timer()
+    def _find_caller(self) -> Caller | None:
+        return find_caller() if self._records_callers else None
 
     def record(self, steps: Sequence[Admitting], answers: Sequence[Any]) -> None:
         """Record requests with their verdicts, for advice; errors are passed over.
@@ -147,19 +159,6 @@ class AbsorbedCounters:
             if self._recorder.is_due():
                 self._start_timer()
 
-    def _add(self, entry: Entry, number: int) -> Count:
-        """Add to a counter, with the time of its first and its last request."""
-        now, count = self._store.now(), self._counts.get(entry)
-        if count is None:
-            count = self._counts[entry] = Count(now)
-        count.number += number
-        count.last_at = now
-        return count
-
-    def _tally(self, entry: Entry, count: Count) -> Tally:
-        last_by = "" if count.last is None else self._log.describe(count.last, count.caller)
-        return Tally(*entry, count.number, count.last_at, count.first_at, last_by)
-
     def _start_timer(self) -> None:
         if self._timer is None:
             self._timer = threading.Timer(FLUSH_AFTER, self._flush, kwargs={"due_only": True})
@@ -173,14 +172,23 @@ class AbsorbedCounters:
             self._reset()
 
     @property
-    def unwritten(self) -> Counter[Entry]:
+    def unwritten(self) -> Totals[Counter]:
         """What has not been written, as far as is known."""
         self._reset_after_fork()
         with self._lock:
-            found = Counter({entry: count.number for entry, count in self._counts.items()})
-            for one in (one for batch in self._batches.values() for one in batch):
-                found[one.namespace, one.task, one.outcome, one.job_id] += one.count
-            return found
+            batches = [self._gathered(), *self._batches.values()]
+        found: Totals[Counter] = Totals()
+        for one in (one for batch in batches for one in batch):
+            found[counter_of(one)] += one.count
+        return found
+
+    def _gathered(self) -> list[Tally]:
+        """Return what has been counted since the last write."""
+        found = self._tallies.copy()
+        for entry in self._entries.values():
+            if not entry.in_transaction:
+                add_tally(found, entry.tally())
+        return list(found.values())
 
     @property
     def is_written(self) -> bool:
@@ -201,23 +209,28 @@ class AbsorbedCounters:
             self._begin_batch()
             try:
                 self._write_batches()
-                if entries := self._take_log():
-                    self._store.observe_sync(entries, PER_KEY)
+                self._write_log()
             except StoreError as error:
                 log.warning("counters of absorbed requests could not be written: %s", error)
             self._write_requests(due_only=due_only)
 
     def _begin_batch(self) -> None:
         with self._lock:
-            counts, self._counts, timer, self._timer = self._counts, {}, self._timer, None
-            if counts:
-                self._batches[uuid4().hex] = [self._tally(*one) for one in counts.items()]
+            if gathered := self._gathered():
+                self._batches[uuid4().hex] = gathered
+            unlogged = [*self._unlogged, *self._entries.values()]
+            self._unlogged = unlogged[:PER_WRITE]
+            self._left_out += len(unlogged) - len(self._unlogged)
+            self._entries, self._tallies, timer, self._timer = {}, {}, self._timer, None
         if timer is not None and timer is not threading.current_thread():
             timer.cancel()
 
-    def _take_log(self) -> list[Observation]:
-        with self._lock:
-            return self._log.take(self._store.now)
+    def _write_log(self) -> None:
+        entries, left_out, self._unlogged, self._left_out = self._unlogged, self._left_out, [], 0
+        if not entries:
+            return
+        now, sampled = self._store.now(), round(len(entries) / (len(entries) + left_out), 4)
+        self._store.observe_sync([entry.observation(now, sampled) for entry in entries], PER_KEY)
 
     def _write_requests(self, *, due_only: bool) -> None:
         if self._recorder is None:
@@ -267,16 +280,16 @@ def _write_all() -> None:
         thread.start()
     for thread in threads:
         thread.join(max(ends - time.monotonic(), 0))
-    lost = sum((one.unwritten for one in counters), Counter[Entry]())
+    lost = sum((one.unwritten for one in counters), Totals[Counter]())
     if lost:
         log.warning(
             "the process ends and the store does not answer; not counted as absorbed: %s", write_counts(lost)
         )
 
 
-def write_counts(counts: Counter[Entry]) -> str:
+def write_counts(counts: Totals[Counter]) -> str:
     """Return sums by task and outcome as text."""
-    sums: Counter[tuple[str, str]] = Counter()
+    sums: Totals[tuple[str, str]] = Totals()
     for (_, task, outcome, _), number in counts.items():
         sums[task, outcome] += number
     return ", ".join(f"{number} {outcome} of {task}" for (task, outcome), number in sorted(sums.items()))
