@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from onejob import App, Job, State, Unique
+from onejob import App, Job, State, Unique, batch, chain, current
 from onejob.engine import short_ids
 from onejob.errors import InvalidCall, UnknownJob
 from onejob.stores.contract import FullStore as Store
 from onejob.stores.redis.store import RedisStore
-from onejob.testing import Clock
+from onejob.testing import Clock, drain
 from tests.contract.steps import discard, everything, mailer, start
+
+UNIQUE = 23  # characters that no other id shares: the time, the count and two random digits
 
 Act = Callable[[App, Job, str], Awaitable[Any]]
 
@@ -114,6 +116,90 @@ async def test_a_chain_is_named_by_the_beginning_of_a_jobs_id(app: App) -> None:
     assert chain.id == jobs[4].id
 
 
+# ── after= and exclude= ───────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_job_waits_for_the_chain_that_a_beginning_names(app: App) -> None:
+    jobs = await some_jobs(app)
+    task = app.tasks["mail"]
+    first, second = jobs[1].id[:UNIQUE], jobs[3].id[:UNIQUE]
+    waiting = (await task.options(after=[first, jobs[0].id, second.upper()]).enqueue(10)).job
+    assert (waiting.state, waiting.awaits) == (State.PENDING, [jobs[1].id, jobs[0].id, jobs[3].id])
+    assert (await app.job(waiting.id)).awaits == waiting.awaits
+    assert (await task.options(after=app.chain(first)).enqueue(11)).job.awaits == [jobs[1].id]
+    assert (await task.options(after=[first, jobs[1]]).enqueue(12)).job.awaits == [jobs[1].id]
+    await drain(app)
+    assert (await app.job(waiting.id)).state is State.COMPLETED
+
+
+async def test_a_later_job_of_a_chain_names_its_chain(app: App) -> None:
+    task = mailer(app)
+    admission = await chain(task.call(1), task.call(2)).enqueue()
+    await drain(app)
+    last = await admission.chain.last()
+    assert last.id != admission.job.id
+    waiting = (await task.options(after=last.id[:UNIQUE]).enqueue(3)).job
+    assert waiting.awaits == [admission.job.id]
+
+
+async def test_bulk_requests_wait_for_what_beginnings_name(app: App) -> None:
+    jobs = await some_jobs(app)
+    task = app.tasks["mail"]
+    short = [job.id[:UNIQUE] for job in jobs]
+    calls = [task.options(after=short[number]).call(10 + number) for number in range(3)]
+    answers = await app.enqueue_many([*calls, task.call(20), task.options(exclude=short[0]).call(0)])
+    assert [one.job.awaits for one in answers] == [[jobs[0].id], [jobs[1].id], [jobs[2].id], [], []]
+    assert [one.outcome for one in answers] == ["created"] * 5
+    callback = task.options(after=short[4]).call(31)
+    members = await batch(task.options(after=short[3]).call(30), on_success=callback).enqueue()
+    assert members.admissions[0].job.awaits == [jobs[3].id]
+    assert members.callbacks["on_success"].job.awaits == [jobs[4].id, members.admissions[0].job.id]
+
+
+async def test_a_chain_that_a_beginning_names_does_not_count_as_holder(app: App) -> None:
+    jobs = await some_jobs(app)
+    task, short = app.tasks["mail"], beginning(jobs[2], jobs)
+    beside = task.options(exclude=[short])
+    assert (await task.explain(2)).outcome == "kept"
+    assert (await beside.explain(2)).outcome == "created"
+    assert (await beside.enqueue(2)).outcome == "created"
+
+
+@pytest.mark.parametrize("option", ["after", "exclude"])
+async def test_an_option_refuses_a_beginning_that_names_no_job_or_several(app: App, option: str) -> None:
+    jobs = await some_jobs(app)
+    before = await everything(app)
+    wrong = {
+        "ffff": "No job has the id",
+        jobs[0].id[:4]: "several ids",
+        "019": "too short",
+        "f" * 37: "36 char",
+    }
+    for short, why in wrong.items():
+        call = app.tasks["mail"].options(**{option: short}).call(9)  # type: ignore[arg-type]
+        with pytest.raises(UnknownJob, match=why):
+            await call.enqueue()
+        with pytest.raises(UnknownJob, match=why):
+            await app.enqueue_many([call])
+    assert await everything(app) == before
+
+
+async def test_a_continuation_refuses_a_beginning_in_after(app: App) -> None:
+    refused: list[str] = []
+
+    @app.task
+    async def next_one(short: str) -> None:
+        try:
+            current().continue_with(task.options(after=short).call(1))
+        except InvalidCall as error:
+            refused.append(str(error))
+
+    task = mailer(app)
+    await next_one.enqueue("01a1")
+    await drain(app)
+    assert refused == ["after= of a continuation needs whole ids, and '01a1' is short: give the job."]
+
+
 @pytest.mark.parametrize("act", ["job", "cancel", "delete", "reschedule", "chain", "release"])
 async def test_an_ambiguous_beginning_is_refused_with_candidates(app: App, act: str) -> None:
     jobs = await some_jobs(app)
@@ -182,6 +268,9 @@ async def test_a_whole_id_costs_no_lookup(app: App, monkeypatch: pytest.MonkeyPa
         raise AssertionError("a whole id was looked up")
 
     monkeypatch.setattr("onejob.engine.engine.find_by_short_id", fail)
+    monkeypatch.setattr("onejob.engine.short_ids.find_by_short_id", fail)
+    named = app.tasks["mail"].options(after=jobs[1].id, exclude=jobs[2].id)
+    assert (await named.enqueue(9)).job.awaits == [jobs[1].id]
     for act in ("job", "chain", "release", "reschedule", "cancel", "delete"):
         assert (await WAITING[act](app, jobs[0], jobs[0].id)).id == jobs[0].id
 
@@ -192,7 +281,10 @@ def test_blocking_calls_take_beginnings_too(store: Store) -> None:
         job = mailer(app).enqueue_sync(1).job
         assert app.job_sync(job.id[:8]).id == job.id
         assert app.reschedule_sync(job.id[:8], delay="1h").id == job.id
-        assert app.cancel_sync(job.id[:8]).state is State.CANCELLED
+        task = app.tasks["mail"]
+        assert task.options(after=job.id[:8]).enqueue_sync(2).job.awaits == [job.id]
+        assert app.enqueue_many_sync([task.options(after=job.id[:30]).call(3)])[0].job.awaits == [job.id]
+        assert app.cancel_sync(job.id[:30]).state is State.CANCELLED
     finally:
         app.close_sync()
 

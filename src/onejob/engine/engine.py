@@ -34,7 +34,7 @@ from onejob.engine.portal import Portal, refuse_running_loop
 from onejob.engine.recorded_requests import RequestRecorder
 from onejob.engine.sealing import Sealer
 from onejob.engine.secrets import announce_secret
-from onejob.engine.short_ids import find_by_short_id, is_whole
+from onejob.engine.short_ids import find_by_short_id, is_whole, with_whole_ids
 from onejob.engine.steps import AdmissionStep, admission_step, confine, visible
 from onejob.errors import BlockerCycle, ForeignConnection, InvalidCall, OnejobError, StoreError, UnknownJob
 from onejob.stores.contract import FullStore, Leased, Tally, Transactions
@@ -146,7 +146,7 @@ class Engine:
         return answers
 
     async def lease(self, wanted: Lease, after: Sequence[Step[Any]] = ()) -> Leased:
-        """Apply the steps `after` which capacity is free, start due jobs, and do the follow-up work."""
+        """Apply the steps `after`, which free capacity, start due jobs, and do the follow-up work."""
         if self.hooks.registered:
             return await self._lease_reported(wanted, after)
         leased = await self.store.lease(wanted, self._confine(after))
@@ -166,7 +166,7 @@ class Engine:
     async def _written_ends(self, noted: Collection[str]) -> list[Job]:
         """Return the jobs that ended instead of starting: the store may have decided again about one.
 
-        If it does not answer, hooks do not hear of them: an error would lose the jobs that were just leased.
+        If it does not answer, no hook is called for them: an error would lose the jobs that were just leased.
         """
         try:
             found = await self.get(list(noted))
@@ -215,8 +215,8 @@ class Engine:
     ) -> list[Verdict | OnejobError]:
         if self._must_announce and connection is None:
             await self.announce_secret()
-        if any(request.job.blockers is not None for request in requests):
-            requests = await self.run_flow(with_reaches(requests, own), connection)
+        if any(request.job.blockers is not None or request.excludes for request in requests):
+            requests = await self.run_flow(with_reaches(requests, own, self.namespace), connection)
         verdicts: list[Verdict | OnejobError] = []
         for steps in self._admission_steps(requests, connection):
             answers = await self._apply(steps, own, connection)
@@ -241,8 +241,8 @@ class Engine:
     ) -> list[Verdict | OnejobError]:
         if self._must_announce and connection is None:
             self.portal.run(self.announce_secret())
-        if any(request.job.blockers is not None for request in requests):
-            requests = self.run_flow_sync(with_reaches(requests, own), connection)
+        if any(request.job.blockers is not None or request.excludes for request in requests):
+            requests = self.run_flow_sync(with_reaches(requests, own, self.namespace), connection)
         verdicts: list[Verdict | OnejobError] = []
         for steps in self._admission_steps(requests, connection):
             answers = self._apply_sync(steps, own, connection)
@@ -276,7 +276,7 @@ class Engine:
     async def job(self, job_id: str) -> Job:
         """Return one job by its id or a unique beginning of it; raise UnknownJob if there is none."""
         if not is_whole(job_id):
-            return await find_by_short_id(self.store, self.namespace, job_id)
+            return await self.run_flow(find_by_short_id(self.namespace, job_id))
         [job] = await self.get([job_id]) if is_name(job_id) else [None]
         if job is None:
             raise unknown_job(job_id)
@@ -398,7 +398,7 @@ class Engine:
 
     def _log(self, absorbed: Iterable[Absorbed]) -> list[Any]:
         for one in absorbed:
-            self.counters.log(one)
+            self.counters.absorb(one, in_transaction=True)
         return []
 
     def transactions(self) -> Transactions:
@@ -451,10 +451,10 @@ def close_dropped(counters: AbsorbedCounters, store: FullStore, portal: Portal) 
         threading.Thread(target=close, name="onejob closes a store", daemon=True).start()
 
 
-def with_reaches(requests: Sequence[Request], own: Mapping[str, Job]) -> Flow[list[Request]]:
-    """Return requests with all chains that their blockers wait for."""
+def with_reaches(requests: Sequence[Request], own: Mapping[str, Job], namespace: str) -> Flow[list[Request]]:
+    """Return requests with whole ids, and with all chains that their blockers wait for."""
     asked: list[Request] = []
-    for request in requests:
+    for request in (yield from with_whole_ids(requests, namespace)):
         blocked = request.job.blockers is not None
         asked.append((yield from with_reach(request, own)) if blocked else request)
     return asked

@@ -13,6 +13,7 @@ from onejob.core.job import Job, Replay, Retention, Retry, alter
 from onejob.core.runs import Completed
 from onejob.engine.engine import Engine
 from onejob.engine.sealing import Sealer, digest_of, place_in, place_of, seal, seal_job, unseal
+from onejob.engine.short_ids import is_whole
 from onejob.errors import InvalidCall
 from onejob.tasks.call import Call, parts_of
 from onejob.tasks.request import Template
@@ -71,6 +72,10 @@ def chosen_next(job: Job, call: Call[Any], now: datetime) -> Job:
     builder, args, kwargs = parts_of(call)
     if builder.options.connection is not None:
         raise InvalidCall("A continuation is written with its run's completion: leave connection= out.")
+    if short := [name for name in builder.template.shared.awaits if not is_whole(name)]:
+        raise InvalidCall(
+            f"after= of a continuation needs whole ids, and {short[0]!r} is short: give the job."
+        )
     return next_job(builder.continuation(args, kwargs, job), now, job.following)
 
 

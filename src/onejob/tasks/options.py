@@ -11,6 +11,7 @@ from onejob.core.durations import Duration
 from onejob.core.fluent import Fluent
 from onejob.core.job import Job, Retry, Trait
 from onejob.core.policy import Unique
+from onejob.core.text import one_line
 from onejob.engine.short_ids import WHOLE
 from onejob.errors import InvalidCall, UnknownJob
 from onejob.tasks.admission import Admission
@@ -91,12 +92,11 @@ def is_aware(value: object) -> bool:
     return isinstance(value, datetime) and value.tzinfo is not None
 
 
-def whole_id(given: str, option: str) -> str:
-    """Return an id of an option, which is not looked up; raise UnknownJob for one that is not written out."""
-    if len(given) != WHOLE:
+def checked_id(given: str, option: str) -> str:
+    """Return an id of an option, which may be short; raise UnknownJob for one that is too long for an id."""
+    if len(given) > WHOLE:
         raise UnknownJob(
-            f"{option}= names chain {given!r}, which is not a whole id: write its "
-            f"{WHOLE} characters, or give the job, as app.job(…) returns it."
+            f"{option}= names chain {one_line(given)!r}, which does not exist: an id has {WHOLE} characters."
         )
     return given
 
@@ -107,7 +107,7 @@ def chains_of(given: Any, option: str) -> dict[str, Job | None]:
     for one in given if isinstance(given, Iterable) and not isinstance(given, str) else [given]:
         match one:
             case str():
-                found[whole_id(one, option)] = None
+                found[checked_id(one, option)] = None
             case Job():
                 found[one.chain_id] = one
             case Admission():
