@@ -17,9 +17,13 @@ from typing import IO, Any
 import pytest
 from click.testing import CliRunner, Result
 
+from onejob import App
 from onejob.cli import COMMANDS, main
+from onejob.cli.jobs import state_of
 from onejob.cli.options import STATES
-from onejob.core.job import State
+from onejob.core.job import State, alter
+from onejob.tasks.why_job import JobStory
+from onejob.testing.inside import engine_of, registry_of
 
 ONEJOB = str(Path(sys.executable).with_name("onejob"))
 NOBODY = "01990c3e-5c1f-7000-8a55-3f1c6e0d9b42"
@@ -557,8 +561,8 @@ def test_why_says_that_a_task_is_gone(onejob: Onejob, shop: Path) -> None:
 
     assert "no task is named 'explode' in this app" in why(onejob, job_id, "other:app")
     (shop / "empty.py").write_text(f"from onejob import App\n\napp = App({URL!r})\n")
-    assert "This app declares no tasks" in why(onejob, job_id, "empty:app")
-    assert "name the app instead of its URL" in why(onejob, job_id, URL)
+    assert "No tasks are declared here" in why(onejob, job_id, "empty:app")
+    assert "name the app, or its modules with --import" in why(onejob, job_id, URL)
 
 
 def test_why_says_how_a_job_ended(onejob: Onejob) -> None:
@@ -666,6 +670,15 @@ def test_a_running_holder_is_released_by_force_only(onejob: Onejob) -> None:
 # ── dead letters and cancelling ───────────────────────────────────────────────────────────────────
 
 
+def test_a_list_and_a_story_show_how_far_a_run_is() -> None:
+    app = App("memory://")
+    waiting = app.task(name="crunch")(lambda: None).enqueue_sync().job
+    running = alter(waiting, state=State.ACTIVE, progress=b'{"fraction":0.62,"message":"step 62"}')
+
+    assert (state_of(waiting), state_of(running)) == ("available", "active 62%")
+    assert "It reports that 62% are done." in JobStory(engine_of(app), registry_of(app)).active(running)
+
+
 def test_a_dead_letter_is_listed_and_replayed(onejob: Onejob) -> None:
     job_id = enqueue(onejob, "explode", "n=1")
     drain(onejob)
@@ -690,6 +703,13 @@ def test_a_dead_letter_whose_key_is_held_stays(onejob: Onejob) -> None:
     kept = answer(onejob("replay", "shop:app", letter, "--json", code=1))
 
     assert (kept["outcome"], kept["job"]) == ("kept", holder)
+    told = onejob("replay", "shop:app", letter, code=1).stdout.splitlines()[-1]
+    assert told == (
+        f"Replay it when that job has ended, or run both: onejob release shop:app {holder} "
+        f"&& onejob replay shop:app {letter}"
+    )
+    onejob("release", "shop:app", holder)
+    assert answer(onejob("replay", "shop:app", letter, "--json"))["outcome"] == "created"
 
 
 def test_all_dead_letters_are_replayed_and_counted(onejob: Onejob) -> None:

@@ -114,6 +114,15 @@ def test_a_job_is_shown_in_one_aligned_block(folder: Path) -> None:
     assert all(line[column - 2 : column] == "  " and line[column] != " " for line in shown)
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_key_that_was_never_held_is_as_unknown_as_a_job(folder: Path, form: tuple[str, ...]) -> None:
+    run(folder, "enqueue", "shop:app", "count", "n=7")
+    for unknown in ("ab" * 32, "01990c3e-5c1f-7000-8a55-3f1c6e0d9b42"):
+        refused = run(folder, "why", "shop:app", unknown, *form)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert refused.stderr.startswith("Error: No job ")
+
+
 # ── servers ───────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -22,7 +22,8 @@ import pytest
 from onejob import App, Retry, Unique
 from onejob.cli.picture import LastMinute, Picture, Reader
 from onejob.cli.top_view import View, bars, draw, shares
-from onejob.testing import drain
+from onejob.stores.memory import MemoryStore
+from onejob.testing import Clock, drain
 from tests.chaos.proxy import through
 
 ONEJOB = str(Path(sys.executable).with_name("onejob"))
@@ -314,3 +315,17 @@ async def test_the_minute_counts_what_ended_in_each_second(app: App) -> None:
     assert second.created == first.created + 1
     assert (await reader.read()).minute.created == second.created
     assert (await reader.read()).at <= datetime.now(UTC)
+
+
+async def test_the_minute_is_one_of_the_stores_clock() -> None:
+    clock = Clock()  # it stands, hours from that of this process
+    async with App(store=MemoryStore(clock=clock)) as app:
+        sync = declare(app)
+        reader = Reader(app)
+        await sync.enqueue(1)
+        clock.advance("59s")
+        await sync.enqueue(2)
+        picture = await reader.read()
+        assert (picture.at, picture.minute.created) == (clock(), 2)
+        clock.advance("2s")
+        assert (await reader.read()).minute.created == 1

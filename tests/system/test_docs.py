@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from string import Template
 from types import ModuleType
+from typing import Any
 
 import click
 import pytest
@@ -22,6 +23,7 @@ import pytest
 import onejob
 from onejob import App
 from onejob.cli import main
+from onejob.testing import drain_sync, moving_clock
 from tests import servers
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +43,7 @@ SERVERS = {
     "DATABASE_URL": servers.postgres,
     "REDIS_URL": servers.redis,
 }  # what a page finds in its environment
+MAIN = 'if __name__ == "__main__":'
 REASON = re.compile(r"python no-run: \S.+")
 
 
@@ -89,6 +92,11 @@ def of_language(page: Path, language: str) -> list[Block]:
     return [block for block in blocks(page) if block.info.split(" ")[0] == language]
 
 
+def first_program(page: Path) -> str:
+    """Return the page's first block of Python that runs."""
+    return next(block.text for block in blocks(page) if block.info == "python")
+
+
 # ── code ──────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -96,7 +104,10 @@ def run(block: Block, namespace: dict[str, object], runner: asyncio.Runner) -> N
     """Run a block as if it stood in its page's own module; with a top-level await, inside the page's loop."""
     source = "\n" * (block.line - 1) + block.text  # so that a traceback names the page's line
     code = compile(source, str(block.page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    own = namespace.get("__name__", "documented")
+    namespace["__name__"] = "__main__" if MAIN in block.text else own
     result = eval(code, namespace)  # noqa: S307 - our own documentation
+    namespace["__name__"] = own
     if inspect.iscoroutine(result):
         runner.run(result)
 
@@ -154,7 +165,7 @@ def test_the_code_of_a_page_runs(
 
 @pytest.mark.parametrize("page", [p for p in PAGES if any(b.info == PROGRAM for b in blocks(p))], ids=name)
 def test_the_programs_of_a_page_run(page: Path, surroundings: Mapping[str, str], tmp_path: Path) -> None:
-    (tmp_path / "shop.py").write_text(of_language(page, "python")[0].text)
+    (tmp_path / "shop.py").write_text(first_program(page))
 
     for block in blocks(page):
         if block.info == PROGRAM:
@@ -234,7 +245,7 @@ def sessions(page: Path) -> Iterator[tuple[Block, str, str]]:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if any(sessions(p))], ids=name)
 def test_the_sessions_of_a_page_run(page: Path, surroundings: Mapping[str, str], tmp_path: Path) -> None:
-    (tmp_path / "shop.py").write_text(of_language(page, "python")[0].text)
+    (tmp_path / "shop.py").write_text(first_program(page))
 
     for block, command, shown in sessions(page):
         words = shlex.split(Template(command).safe_substitute(surroundings))
@@ -286,6 +297,46 @@ def test_the_reference_draws_the_errors_as_their_module_does() -> None:
 
 def test_every_field_of_a_policy_is_explained() -> None:
     assert {field.name for field in fields(onejob.Unique)} <= words("deduplication.md")
+
+
+FORMER = [page for page in sorted((ROOT / "docs" / "coming-from").glob("*.md")) if page.stem != "index"]
+
+
+FIXTURES = {"postgresql": "postgres_url", "redis": "redis_url"}
+
+
+def named_stores(page: Path) -> list[str]:
+    """Return the stores that the program of a page names in its comment, and its own."""
+    return ["sqlite", *re.findall(r"(\w+)://…", first_program(page))]
+
+
+@pytest.mark.parametrize(
+    ("page", "store"),
+    [(page, store) for page in FORMER for store in named_stores(page)],
+    ids=lambda value: getattr(value, "stem", value),
+)
+def test_a_newcomers_program_runs_on_every_store_that_it_names(
+    page: Path, store: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = request.getfixturevalue(FIXTURES[store]) if store in FIXTURES else "sqlite:///jobs.db"
+    [program] = [block.text for block in blocks(page) if block.info == PROGRAM]
+    monkeypatch.chdir(tmp_path)
+    shop: Any = ModuleType("shop")
+    monkeypatch.setitem(sys.modules, "shop", shop)
+    exec(first_program(page).replace("sqlite:///jobs.db", url), vars(shop))  # noqa: S102 - our own documentation
+    exec(program, {})  # noqa: S102 - as above
+
+    with moving_clock(shop.app) as clock:
+        clock.advance("1h")
+        drain_sync(shop.app, raises=True)
+    states = {str(job.state) for job in shop.app.jobs_sync()}
+    shop.app.close_sync()
+    assert {"completed"} <= states <= {"completed", "cancelled"}
+
+
+def test_every_newcomers_program_names_a_server() -> None:
+    assert len(FORMER) == 12
+    assert all(FIXTURES.keys() & set(named_stores(page)) for page in FORMER)
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "coming-from").glob("*.md")), ids=name)

@@ -13,7 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from onejob import App, Retry, Snooze, State, Task, Tasks, Unique, chain, current, unique
+import onejob
+from onejob import App, Retry, Snooze, State, Task, Tasks, Unique, chain, current, group, unique
 from onejob.errors import (
     AdmissionBusy,
     InvalidCall,
@@ -269,6 +270,10 @@ def test_a_url_is_text() -> None:
 # ── calls ─────────────────────────────────────────────────────────────────────────────────────────
 
 CALLS: dict[str, tuple[Callable[[Task[..., int]], object], str]] = {
+    "a list of calls in a group": (
+        lambda mail: group([mail.call("Ada")]),  # type: ignore[arg-type]
+        "Calls come one by one, not as a list",
+    ),
     "tasks in a chain": (lambda mail: chain(mail, mail), "<Task mail> is no call: write task.call"),  # type: ignore[arg-type]
     "a key that is not unique": (lambda mail: mail.options(unique=False, key="k"), "contradict each other"),
     "an expiry before the delay": (
@@ -356,15 +361,6 @@ def test_a_job_may_be_named_by_itself_its_admission_or_its_id(app: App, mail: Ta
     for call in (app.job_sync, app.cancel_sync, app.delete_sync, app.dead.replay_sync):
         with pytest.raises(InvalidCall, match="5 is no job: give a job, what enqueue returned, or an id"):
             call(5)  # type: ignore[arg-type]
-
-
-def test_an_id_that_is_not_looked_up_is_written_out(mail: Task[..., int]) -> None:
-    short = mail.enqueue_sync(1).job.id[:23]
-    for option in ("after", "exclude"):
-        with pytest.raises(
-            UnknownJob, match=f"{option}= names chain '{short}', which is not a whole id: write"
-        ):
-            mail.options(**{option: short}).enqueue_sync(2)  # type: ignore[arg-type]
 
 
 async def test_dead_letters_are_replayed_by_their_short_ids(app: App) -> None:
@@ -530,6 +526,50 @@ def test_what_is_printed_of_an_app_and_a_policy_is_short_and_has_no_password() -
     assert repr(unique.by("x").until("start")) == "unique(by=('x',), until='start')"
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("shared_task", r"tasks = onejob.Tasks\(\), @tasks.task, and app.include\(tasks\)"),
+        ("task", "and @app.task"),
+        ("Celery", r"app = onejob.App\("),
+        ("crontab", "@app.cron"),
+        ("get_current_job", r"onejob.current\(\)"),
+    ],
+)
+def test_a_name_that_modules_of_other_systems_have_is_answered(name: str, instead: str) -> None:
+    with pytest.raises(ImportError, match=f"onejob has no {name}: write .*{instead}"):
+        exec(f"from onejob import {name}")  # noqa: S102 - a constant
+    assert not hasattr(onejob, "nothing")
+
+
+def test_a_task_that_is_declared_as_a_job_is_answered(app: App) -> None:
+    with pytest.raises(InvalidCall, match=r"^app.job\(…\) reads a job: write @app.task above send\.$"):
+
+        @app.job  # type: ignore[arg-type]
+        def send() -> None: ...
+
+
+async def test_a_policy_that_is_raised_is_answered(app: App) -> None:
+    @app.task(retry=Retry.never())
+    def send() -> None:
+        raise Retry(attempts=3)  # type: ignore[misc]
+
+    job = (await send.enqueue()).job
+    await drain(app)
+    [failure] = (await app.job(job.id)).failures
+    assert failure["type"] == "TypeError"
+    assert 'to try again later, write raise onejob.RetryLater("30s")' in failure["message"]
+    assert "RetryLater" in failure["traceback"]
+
+
+def test_a_call_is_checked_without_being_enqueued(app: App, mail: Task[..., int]) -> None:
+    mail.call(7).check()
+    for call in (mail.call("seven"), mail.call(7, 8), mail.options(queue="mial").call(7)):
+        with pytest.raises(OnejobError):
+            call.check()
+    assert app.jobs_sync() == []
+
+
 def test_an_argument_may_be_named_like_an_option(app: App) -> None:
     @app.task
     def wait(delay: int, eta: str) -> None: ...
@@ -593,6 +633,7 @@ def test_an_attribute_that_answers_of_other_systems_have_is_answered(
     ("make", "says"),
     [  # they are errors for type checkers, too
         (lambda: Retry(max_retries=3), r"^Retry has no max_retries=: write attempts=…"),  # type: ignore[call-arg]
+        (lambda: Retry(countdown=60), r"^Retry has no countdown=: write raise onejob.RetryLater\(\"30s\"\)"),  # type: ignore[call-arg]
         (lambda: Retry(bse=3), r"^Retry has no bse=: write base=…\.$"),  # type: ignore[call-arg]
         (lambda: Unique(period=3), r"^Unique has no period=: write within=…\.$"),  # type: ignore[call-arg]
         (lambda: Unique.once(lock_key="x"), r"^Unique has no lock_key=: write key=…\.$"),  # type: ignore[call-arg]

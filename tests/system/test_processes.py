@@ -483,6 +483,19 @@ async def main():
         print(await (await where.enqueue()).result(30) != os.getpid())
 """
 GUARDED = f'{PROGRAM}\nif __name__ == "__main__":\n    asyncio.run(main())\n'
+ENQUEUES = """
+from onejob import App, Retry
+
+app = App("sqlite:///jobs.db")
+
+@app.task(process=True, retry=Retry(attempts=2, base=0))
+def double(number: int) -> int:
+    return 2 * number
+
+double.enqueue_sync(4)
+app.run_worker(drain=True)
+print(len(app.jobs_sync()))
+"""
 UNGUARDED = f"{PROGRAM}\nasyncio.run(main())\n"
 
 
@@ -512,6 +525,17 @@ def test_a_program_without_a_main_guard_is_refused_with_the_cure(tmp_path: Path)
     done = run("program.py", folder=tmp_path)
 
     assert 'write if __name__ == "__main__"' in done.stderr.splitlines()[-1], done.stderr
+
+
+def test_a_program_that_enqueues_when_it_is_imported_adds_no_job_in_a_process(tmp_path: Path) -> None:
+    """Each process would add a job, for which the worker would start a process."""
+    (tmp_path / "program.py").write_text(ENQUEUES)
+
+    done = run("program.py", folder=tmp_path)
+
+    words = "its module, which enqueues a job, or waits for one: write if __name__ == "
+    assert words in done.stderr.splitlines()[-1], done.stderr
+    assert done.stdout == "1\n"
 
 
 @pytest.mark.parametrize("way", ["typed", "piped", "package"])

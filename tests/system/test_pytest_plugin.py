@@ -110,7 +110,7 @@ def test_fixtures_of_async_tests(project: Project) -> None:
             admission = await send_invoice.options(delay="1h").enqueue(7)
             onejob_clock.advance("1h")
             await onejob_drain()
-            assert await admission.result(timeout=1) == "invoice 7"
+            assert await admission.result(timeout=30) == "invoice 7"
             await send_invoice.enqueue(-1)
             with pytest.raises(ValueError):
                 await onejob_drain()

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -291,8 +292,9 @@ def read(text: str) -> dict[str, float]:
 
 
 def steady(text: str) -> dict[str, float]:
-    """Parse the text format, and leave out how long jobs waited and ran."""
-    return {name: value for name, value in read(text).items() if not name.startswith("onejob_recent")}
+    """Parse the text format, and leave out when it was read and how long jobs waited and ran."""
+    changing = ("onejob_read_", "onejob_recent_")
+    return {name: value for name, value in read(text).items() if not name.startswith(changing)}
 
 
 def printed(*arguments: str) -> str:
@@ -322,6 +324,8 @@ async def test_the_figures_of_a_store_are_rendered(app: App) -> None:
     await fill(app)
     found = read(await render_metrics(app))
     times = {name: value for name, value in found.items() if name.startswith("onejob_recent")}
+    read_at = found.pop("onejob_read_timestamp_seconds{}")
+    assert abs(read_at - datetime.now(UTC).timestamp()) < 60
     assert found.items() - times.items() == EXPECTED.items()
     assert times.keys() == {
         f'onejob_recent_{what}_seconds{{quantile={share},queue=default,task=we"ird}}'

@@ -99,7 +99,7 @@ async def test_inline_runs_a_job_when_it_is_enqueued(app: App) -> None:
         admission = await mail.enqueue(7, "hello")
         assert admission.outcome is Outcome.CREATED
         assert (await app.job(admission.job.id)).state == "completed"
-        assert await admission.result(timeout=1) == "7: hello"
+        assert await admission.result(timeout=30) == "7: hello"
     waiting = await mail.enqueue(8)
     assert (await app.job(waiting.job.id)).state == "available"
 
@@ -112,7 +112,7 @@ def test_inline_runs_a_job_of_blocking_code(blocking_app: App) -> None:
         return a + b
 
     with inline(app):
-        assert add.enqueue_sync(3, 4).result_sync(timeout=1) == 7
+        assert add.enqueue_sync(3, 4).result_sync(timeout=30) == 7
         assert [one.result_sync() for one in app.enqueue_many_sync([add.call(1, 1), add.call(2, 2)])] == [
             2,
             4,
@@ -163,7 +163,7 @@ async def test_inline_reaches_into_a_task_that_enqueues(app: App) -> None:
     @app.task
     async def outer(n: int) -> int:
         seen.append("outer begins")
-        result = await (await inner.enqueue(n)).result(timeout=5)
+        result = await (await inner.enqueue(n)).result(timeout=30)
         seen.append("outer ends")
         return result * 10
 

@@ -861,7 +861,7 @@ async def test_a_lease_under_way_is_handed_back_by_a_worker_that_stops(
         return await lease(wanted, after)
 
     monkeypatch.setattr(app._engine.store, "lease", stop_and_lease)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await worker.run()
     job = await app.job(endless.job.id)
     assert (job.state, job.attempt) == (State.AVAILABLE, 0)

@@ -603,3 +603,43 @@ async def test_an_idle_worker_writes_nothing(app: App, store: Disturbed) -> None
         await eventually(looked_often)
     assert sum(applied) == 0
     assert len(applied) <= 1, "the settling of nothing, when it stops"
+
+
+class Opaque(type):
+    """A class of classes that do not say what their instances are."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        """Raise."""
+        raise RuntimeError("instances of this class cannot be told")
+
+
+class Unclear(Exception, metaclass=Opaque):
+    """An exception of a careless library."""
+
+
+async def test_one_class_to_give_up_on_needs_no_tuple(app: App) -> None:
+    @app.task(give_up_on=ValueError)
+    async def fail() -> None:
+        raise ValueError("never again")
+
+    failed = await fail.enqueue()
+    await asyncio.wait_for(app.worker(drain=True).run(), PATIENCE)
+    job = await app.job(failed.job.id)
+    assert (job.state, job.attempt) == (State.DISCARDED, 1)
+
+
+async def test_an_error_that_cannot_be_examined_is_a_failure(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run would never end otherwise, and keep its place in the worker."""
+
+    @app.task(give_up_on=(Unclear,), retry=Retry(attempts=1))
+    async def fail() -> None:
+        raise ValueError("boom")
+
+    failed = await fail.enqueue()
+    await asyncio.wait_for(app.worker(drain=True).run(), PATIENCE)
+    job = await app.job(failed.job.id)
+    assert job.state is State.DISCARDED
+    assert job.failures[-1]["type"] == "RuntimeError"
+    assert "cannot be examined" in caplog.text

@@ -47,7 +47,7 @@ def look() -> list[int]:
 if __name__ == "__main__":
     asked = look.enqueue_sync()
     app.run_worker(drain=True)
-    print(*asked.result_sync(5), os.getpid())
+    print(*asked.result_sync(30), os.getpid())
 """
 
 
@@ -93,7 +93,7 @@ async def test_without_a_lifespan_the_state_is_empty() -> None:
 
         asked = await look.enqueue()
         await drain(app)
-        assert await asked.result(5) == 0
+        assert await asked.result(30) == 0
 
 
 async def test_a_worker_whose_lifespan_cannot_open_does_not_start() -> None:
@@ -205,7 +205,7 @@ async def test_an_async_hook_that_takes_too_long_is_given_up(
 
         asked = await app.task(name="use")(len).enqueue("a")
         await drain(app)
-        assert await asked.result(5) == 1
+        assert await asked.result(30) == 1
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "never failed at created of job" in record.message
 
@@ -255,9 +255,9 @@ async def test_a_worker_that_is_hurried_does_not_wait_for_hooks_and_lifespan(
         app.on("completed")(wait)
         app.on("worker_stopped")(wait)
         asked = await app.task(name="use")(len).enqueue("a")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             async with app.worker(grace="10m") as worker:
-                assert await asked.result(5) == 1
+                assert await asked.result(30) == 1
                 worker.stop(at_once=True)
     assert "hooks were not called in time; calls that are dropped: 1" in caplog.text
     assert "the lifespan could not be closed" in caplog.text

@@ -1,4 +1,4 @@
-"""Cron lines: what they say, what they mean when clocks change, and a sentence for what cannot be meant."""
+"""Cron lines: when they tick, also when clocks change, how they are described, and which are refused."""
 
 import re
 from datetime import UTC, datetime, timedelta

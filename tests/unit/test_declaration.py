@@ -1,4 +1,4 @@
-"""What cannot be meant is refused where it is written: tasks, retries, batches, workers, URLs."""
+"""Wrong declarations are refused where they are written: tasks, retries, batches, workers, URLs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies are frozen values that refuse, when made or registered, what cannot be meant."""
+"""Policies are frozen values that refuse contradictions when they are made or registered."""
 
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
@@ -226,10 +226,21 @@ def test_a_policy_describes_itself() -> None:
             "a duplicate replaces the waiting job, or stops a running one and runs after it",
         ),
         (Unique.until_executing(), "a duplicate gets the existing job"),
+        (Unique.debounce("5s"), "once more; it runs 5s after the last request"),
+        (
+            Unique.debounce("5s", "1m"),
+            "it runs 5s after the last request, and at the latest 1m after the first",
+        ),
+        (Unique.throttle("10m", "first+last"), "; the last request of a window runs at its end"),
+        (Unique.latest("to", "seq"), "once more; a request whose seq is not newer is stale"),
     ],
 )
 def test_a_policy_says_what_a_duplicate_does(policy: Unique, says: str) -> None:
-    assert policy.describe().endswith(f"; {says}")
+    assert policy.describe().endswith(says)
+
+
+def test_a_policy_of_several_tasks_names_its_family() -> None:
+    assert Unique(by="to", family="mails").describe().startswith("unique by family 'mails' + to, held")
 
 
 # ── registration ──────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""Durations: every spelling that people use, and a sentence for every one that cannot be meant."""
+"""Durations: every spelling that people use, and a sentence for each that is wrong."""
 
 from datetime import timedelta
 from typing import Any

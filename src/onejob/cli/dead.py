@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from onejob.cli.apps import app_command
+from onejob.cli.apps import app_command, hide_password
 from onejob.cli.arguments import Pair, read_value
 from onejob.cli.enqueue import show
 from onejob.cli.jobs import tries
@@ -147,7 +148,20 @@ async def replay(
     task = (await app.job(job_id)).task
     admission = await app.dead.replay(job_id, args=edit(app, task, pairs, edits))
     show(admission, as_json=as_json)
+    if admission.deduplicated and not as_json:
+        click.echo(choices(admission, job_id))
     return 1 if admission.deduplicated else None
+
+
+def choices(admission: Admission[Any], letter: str) -> str:
+    """Return what can be done about a dead letter that was not replayed."""
+    if admission.outcome == "stale":
+        return "Enqueue its work anew, with a newer version."
+    place = hide_password(click.get_current_context().params["app"])
+    holder = admission.holder or admission.job
+    running = ["--force"] if holder.state == "active" else []
+    release, again = ["onejob", "release", place, holder.id, *running], ["onejob", "replay", place, letter]
+    return f"Replay it when that job has ended, or run both: {shlex.join(release)} && {shlex.join(again)}"
 
 
 def edit(
@@ -182,7 +196,7 @@ def portions(letters: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def outcome(answer: Admission[Any] | OnejobError | None) -> str:
-    """Return what happened to a dead letter; one that is gone meanwhile is an outcome, too."""
+    """Return what happened to a dead letter, also to one that has been removed in the meantime."""
     if isinstance(answer, OnejobError) and not isinstance(answer, InvalidCall):
         raise answer
     if answer is None:

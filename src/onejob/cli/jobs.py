@@ -59,7 +59,7 @@ async def jobs(
     if as_json:
         return emit([job.as_dict() for job in found])
     rows = [
-        (job.id, job.state, job.task, job.queue, tries(job), away(job.created_at), arguments_of(job))
+        (job.id, state_of(job), job.task, job.queue, tries(job), away(job.created_at), arguments_of(job))
         for job in found
     ]
     titles = ("ID", "STATE", "TASK", "QUEUE", "TRIES", "CREATED", "ARGUMENTS")
@@ -139,6 +139,12 @@ def took(job: Job) -> str | None:
     if job.started_at is None or job.finished_at is None:
         return None
     return rough(job.finished_at - job.started_at)
+
+
+def state_of(job: Job) -> str:
+    """Return a job's state; of a run that reports its progress, also how far it is."""
+    report = decode_json(job.progress) if job.state == "active" else None
+    return str(job.state) if report is None else f"{job.state} {report['fraction']:.0%}"
 
 
 def progress(report: dict[str, Any] | None) -> str | None:

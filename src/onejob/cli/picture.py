@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ class Reader:
         held = [(job, absorbed.get(job.id, 0)) for job in await self._app.holds(limit=HOLDS)]
         held.sort(key=lambda one: (-one[1], one[0].id))
         self._look = await self._app.activity.recent(since=self._look, limit=EVENTS)
-        now = datetime.now(UTC)
-        return Picture(now, stats, workers, held, self._minute(self._look, now))
+        return Picture(self._look.at, stats, workers, held, self._minute(self._look))
 
-    def _minute(self, look: Recent, now: datetime) -> LastMinute:
+    def _minute(self, look: Recent) -> LastMinute:
+        now = look.at  # the store's clock has set the times of the events
         self._events += [(event.at, event.kind, event.times) for event in look.events]
         self._events = [one for one in self._events if now - one[0] < MINUTE]
         if not look.is_complete:

@@ -45,7 +45,10 @@ async def why(
     requests answers about the past.
     """
     if compare is not None or KEY.fullmatch(what) or (is_job_id(what) and what not in app.tasks):
-        return show_story(await app.why(what, compare), redact=redact, as_json=as_json)
+        answer = await app.why(what, compare)
+        if KEY.fullmatch(what) and answer.job is None and not answer.absorbed:
+            raise click.ClickException(answer.sentences[0])
+        return show_story(answer, redact=redact, as_json=as_json)
     place = click.get_current_context().params["app"]
     if URL.fullmatch(place):
         raise unusable(

@@ -21,6 +21,7 @@ from onejob.cli.apps import AppCommand, import_option, load, run, whole
 from onejob.cli.options import read_duration, read_queues
 from onejob.cli.output import number_of, rough
 from onejob.cli.supervisor import Supervisor, command_of, supervisor_is_gone
+from onejob.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from onejob import App, Worker
@@ -171,7 +172,7 @@ async def work(
         imported_as=imported_as,
         liveness_file=liveness_file,
     )
-    line = await introduce(app, chosen, as_json=as_json)
+    line = await introduce(app, chosen, drain=drain, as_json=as_json)
     began = time.monotonic()
     running = asyncio.create_task(chosen.run(signals=True))
     await asyncio.sleep(0)  # from here on it obeys signals
@@ -204,14 +205,20 @@ def configure_logging(log_format: str, *, verbose: bool) -> None:
         log.setLevel(logging.DEBUG)
 
 
-async def introduce(app: App, worker: Worker, *, as_json: bool) -> str:
+async def introduce(app: App, worker: Worker, *, drain: bool, as_json: bool) -> str:
     """Return a line that says what this worker runs."""
     if as_json:
         return event("started", worker, url=whole(app.url), queues=worker.queues, tasks=sorted(app.tasks))
-    declared = [status.queue for status in await app.queues.list()]
+    tasks = number_of(len(app.tasks), "task")
+    try:
+        declared = [status.queue for status in await app.queues.list()]
+    except StoreUnavailable:
+        if drain or app.url.startswith("sqlite:"):  # a file that cannot be opened does not appear by itself
+            raise
+        queues = ", ".join(worker.queues)
+        return f"Worker {worker.name} waits for {whole(app.url)}, to run {tasks} of queues {queues}."
     limits = {queue.name: queue.concurrency for queue in declared if queue.concurrency is not None}
     queues = ", ".join(f"{name}:{min(most, limits.get(name, most))}" for name, most in worker.queues.items())
-    tasks = number_of(len(app.tasks), "task")
     return f"Worker {worker.name} runs {tasks} from {whole(app.url)}, queues {queues}."
 
 

@@ -23,6 +23,7 @@ from onejob.core.job import Job, State, alter
 from onejob.core.runs import Completed, Failed, HandedBack, Result, Settled, Snoozed, Stopped, settle
 from onejob.core.step import Changes, Step, View, answering
 from onejob.core.text import storable
+from onejob.core.words import NO_EXCEPTION, RAISE
 from onejob.engine.engine import Engine
 from onejob.engine.events import RunStep
 from onejob.engine.log_lines import about
@@ -54,7 +55,7 @@ UNREADABLE_MESSAGE = "<its message cannot be read>"
 
 
 class WrongArgument(ValueError):
-    """A stored argument has not the type that the task declares; another attempt would not change that."""
+    """A stored argument does not have the type that the task declares; a retry would not change that."""
 
 
 class Attempt:
@@ -145,8 +146,15 @@ class Attempt:
             )
 
     def fail(self, error: BaseException) -> Result:
-        """Return the result of a handler that raised."""
+        """Return the result of a handler that raised, also if its error cannot be examined."""
         self.exception = error
+        try:
+            return self._result_of(error)
+        except Exception as fault:
+            log.exception("the error of job %s cannot be examined", self.job.id, extra=about(self.job))
+            return Failed(describe_sealed(fault, self.job, self.engine.sealer))
+
+    def _result_of(self, error: BaseException) -> Result:
         result = result_of_error(error, self.job, self.task.give_up_on, self.engine.sealer)
         if not isinstance(error, RetryLater) or error.changes is None or not isinstance(result, Failed):
             return result
@@ -309,7 +317,7 @@ async def within_timeout(attempt: Attempt, work: Awaitable[T], seconds: float) -
 
 
 def settle_once(view: View, **settlement: Any) -> Changes[Settled | None]:
-    """Settle a run, but answer None if this run's own settle is there already.
+    """Settle a run, but answer None if this run has written its result already.
 
     A transaction must not be committed twice, also if the answer to its first commit was lost.
     """
@@ -362,6 +370,8 @@ def result_of_cancellation(error: BaseException, stopped_for: StopReason | None)
 
 def describe(error: BaseException) -> dict[str, Any]:
     """Return an error as it is stored, without the values of variables."""
+    if type(error) is TypeError and error.args == (NO_EXCEPTION,):
+        error.args = (RAISE,)
     text = storable("".join(traceback.format_exception(error)))
     message = message_of(error)[:LONGEST_TEXT]
     return {"type": type(error).__name__, "message": message, "traceback": text[-LONGEST_TEXT:]}

@@ -97,3 +97,9 @@ async def close_in_time(closing: Coroutine[Any, Any, None]) -> None:
         log.warning("the store does not answer, so its connections are left open")
     elif (error := task.exception()) is not None:
         log.warning("the store cannot be closed: %s", error)
+
+
+async def set_within(event: asyncio.Event, seconds: float) -> None:
+    """Wait until an event is set, but no longer than this."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)

@@ -21,15 +21,17 @@ from importlib import import_module
 from multiprocessing.spawn import prepare
 from typing import Any, cast
 
+from onejob.core.job import Job
 from onejob.core.runs import Completed, Result
 from onejob.engine.engine import Engine
 from onejob.engine.log_lines import FORMAT_VARIABLE, log_formatter
-from onejob.errors import InvalidPolicy, StoreUnavailable
+from onejob.errors import InvalidCall, InvalidPolicy, StoreUnavailable
 from onejob.stores.columns import read_job
 from onejob.stores.contract import FullStore
 from onejob.stores.memory import MemoryStore
 from onejob.tasks.current import enter
 from onejob.tasks.request import RequestBuilder
+from onejob.tasks.running import set_running
 from onejob.tasks.task import Task, builder_of
 from onejob.worker.attempt import Attempt, describe
 from onejob.worker.lifespan import LifespanThread
@@ -58,6 +60,24 @@ _is_child = False
 def is_child() -> bool:
     """Return whether this process was started by a worker to run its functions."""
     return _is_child
+
+
+def refuse_at_import(what: str) -> InvalidCall:
+    """Return the error for a module that does something which each process repeats when it imports it."""
+    cure = 'write if __name__ == "__main__": before that'
+    return InvalidCall(f"A process that runs a task imports its module, which {what}: {cure}.")
+
+
+class Importing:
+    """Stands for the run while a process imports the tasks: enqueuing asks for its job, and is refused.
+
+    Otherwise each process would add a job, for which the worker would start a process, and so on.
+    """
+
+    @property
+    def job(self) -> Job:
+        """Nothing: no job runs yet."""
+        raise refuse_at_import("enqueues a job, or waits for one")
 
 
 def serve(connection: int, lifeline: int) -> None:
@@ -107,7 +127,7 @@ class Child:
         try:
             message = self._receive()
             assert isinstance(message, Prepare)  # it is the first message of a worker
-            self._tasks = import_tasks(message)
+            self._tasks = contextvars.Context().run(import_tasks, message)
             self._lifespans = open_lifespans(self._tasks)
         except BaseException as error:  # noqa: BLE001 - the worker reports it as the failure of its jobs
             return self._send(Broken(describe(error)))
@@ -198,6 +218,7 @@ def run_attempt(attempt: Attempt) -> Result:
 
 def import_tasks(message: Prepare) -> dict[str, RequestBuilder]:
     """Import the app, or the modules of its tasks, and return the tasks that run here."""
+    set_running(Importing())
     prepare(message.main)
     if message.app is not None:
         found = import_name(*message.app.split(":"))

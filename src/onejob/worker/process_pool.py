@@ -20,12 +20,12 @@ from typing import Self
 
 from onejob.core.runs import Failed, Result
 from onejob.engine.engine import Engine
-from onejob.errors import InvalidPolicy, OnejobError
+from onejob.errors import InvalidPolicy
 from onejob.tasks.declaration import Declaration
 from onejob.tasks.registry import Registry
 from onejob.tasks.task import Task, builder_of
 from onejob.worker.attempt import Attempt, failure
-from onejob.worker.process_child import is_child
+from onejob.worker.process_child import is_child, refuse_at_import
 from onejob.worker.process_messages import (
     HEADER,
     Broken,
@@ -61,10 +61,7 @@ class ProcessPool:
 
     def __init__(self, engine: Engine, registry: Registry, app: str | None, size: int) -> None:
         if is_child():
-            raise OnejobError(
-                "A process that runs a task imports its module, which starts a worker: "
-                'write if __name__ == "__main__": before that.'
-            )
+            raise refuse_at_import("starts a worker")
         self._preparation = make_preparation(engine, registry, app)
         self._capacity = asyncio.Semaphore(size)
         self._idle: list[Process] = []

@@ -140,3 +140,12 @@ def until(at: datetime, now: datetime) -> str:
     if left < timedelta(minutes=2):
         return f"{left.total_seconds():.2g} s"
     return spell(timedelta(minutes=round(left / timedelta(minutes=1))))
+
+
+def describe_stop(running: int, grace: float, *, hurried: bool) -> str:
+    """Return what becomes of the jobs that run when a worker is asked to stop."""
+    if not running:
+        return "no job is running"
+    jobs = "1 running job" if running == 1 else f"{running} running jobs"
+    when = "at once" if hurried else f"after {grace:g} s, or at a second signal"
+    return f"{jobs}, handed back {when}"

@@ -31,12 +31,12 @@ from onejob.worker.attempt import (
     within_timeout,
 )
 from onejob.worker.chores import Chores
-from onejob.worker.ending import obeying_signals
+from onejob.worker.ending import obeying_signals, set_within
 from onejob.worker.lifespan import living, seconds_left
 from onejob.worker.liveness import LivenessFile
 from onejob.worker.loop_watch import LoopWatch
 from onejob.worker.options import capacities, check_options, limits, new_name
-from onejob.worker.report import UNFINISHED, name_end
+from onejob.worker.report import UNFINISHED, describe_stop, name_end
 from onejob.worker.run import Run
 from onejob.worker.threads import HandlerThreads
 from onejob.worker.ticker import Ticker
@@ -189,9 +189,7 @@ class Worker:
         """Stop at the first signal, and hand back at once at the second."""
         hurried = self._stopping.is_set()
         self.stop(at_once=hurried)
-        when = "at once" if hurried else f"after {self._grace:g} s, or at a second signal"
-        jobs = "1 running job" if self.running == 1 else f"{self.running} running jobs"
-        log.info("worker %s stops: %s, handed back %s", self.name, jobs, when)
+        log.info("worker %s stops: %s", self.name, describe_stop(self.running, self._grace, hurried=hurried))
 
     async def _work(self) -> None:
         self._threads = HandlerThreads()
@@ -231,8 +229,7 @@ class Worker:
     async def _end_in_time(self, cycles: asyncio.Task[None]) -> None:
         """After the grace time, interrupt the runs; hand back those that go on; then give up on the store."""
         await self._stopping.wait()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._hurry.wait(), self._grace)
+        await set_within(self._hurry, self._grace)
         clock = asyncio.get_running_loop().time
         over = clock()
         # In Python 3.11, wait_for loses a cancellation that comes while its own wait ends.
@@ -261,13 +258,11 @@ class Worker:
     # ── the loop ──────────────────────────────────────────────────────────────────────────────────
 
     async def _repeat(self) -> None:
-        """Run cycles until the last one, through outages of the store."""
-        await self._engine.announce_secret()
-        if self._drain:
-            await self._chores.guard(self._ticker.tick)
-        pause = FIRST_PAUSE
+        """Run cycles until the last one, through outages of the store, also at the start."""
+        pause, is_ready = FIRST_PAUSE, False
         while True:
             try:
+                is_ready = is_ready or self._stopping.is_set() or await self._prepare()
                 if not await self._cycle():
                     return
                 pause = FIRST_PAUSE
@@ -277,10 +272,15 @@ class Worker:
                 log.warning(NO_ANSWER, self.name, pause, error)
                 if self._hurry.is_set():
                     return
-                enough = self._hurry if self._stopping.is_set() else self._stopping
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(enough.wait(), pause)
+                await set_within(self._hurry if self._stopping.is_set() else self._stopping, pause)
                 pause = min(pause * 2, LOOK_AGAIN)
+
+    async def _prepare(self) -> bool:
+        """Do what comes before the first cycle, in the first call to the store; return True."""
+        await self._engine.announce_secret()
+        if self._drain:
+            await self._chores.guard(self._ticker.tick)
+        return True
 
     async def _cycle(self) -> bool:
         """Write what ended and start what fits, in one call to the store; return whether to go on."""

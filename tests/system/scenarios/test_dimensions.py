@@ -133,7 +133,7 @@ async def test_replace_overwrites_the_waiting_job(
     assert (second.job.id == first.job.id) is (outcome is Outcome.UPDATED)
     await run_due(app)
     assert stage.runs == [(1, 2)]
-    assert await first.result(10) == "1 2"
+    assert await first.result(30) == "1 2"
 
 
 async def test_replace_may_keep_the_schedule(app: App, stage: Stage, clock: Clock) -> None:
@@ -159,7 +159,7 @@ async def test_replace_never_overlaps_a_running_job(app: App, stage: Stage) -> N
         assert follower.outcome is Outcome.RERUN
         assert (await work.enqueue(1, 3)).outcome is Outcome.REPLACED
         stage.open()
-        await follower.result(10)
+        await follower.result(30)
     assert stage.runs == [(1, 1), (1, 3)]
     assert stage.most_at_once == 1
 
@@ -211,7 +211,7 @@ async def test_only_the_chosen_states_count(
         await stage.begun(1)
         found.append((await work.explain(1)).outcome)
         stage.open()
-        await first.result(10)
+        await first.result(30)
     found.append((await work.explain(1)).outcome)
     assert found == seen
     assert (await work.enqueue(1)).outcome is seen[-1]
@@ -228,7 +228,7 @@ async def test_a_time_window_is_one_more_condition(app: App, stage: Stage, clock
 
 
 def test_unknown_states_and_strategies_fail_at_once() -> None:
-    """S4.5: a policy that cannot be meant is refused where it is written."""
+    """S4.5: a policy that contradicts itself is refused where it is written."""
     with pytest.raises(InvalidPolicy, match="running"):
         Unique(states=["running"])
     with pytest.raises(InvalidPolicy, match="drop"):

@@ -62,7 +62,7 @@ async def test_a_version_that_is_not_newer_is_stale(app: App, stage: Stage, seq:
         await stage.begun(1)
         answers.append(await embed.enqueue("a", seq))
         stage.open()
-        await latest.result(10)
+        await latest.result(30)
     answers.append(await embed.enqueue("a", seq))
     assert [answer.outcome for answer in answers] == [Outcome.STALE] * 3
     assert {answer.job.id for answer in answers} == {latest.job.id}
@@ -92,7 +92,7 @@ async def test_an_old_version_is_skipped_when_its_turn_comes(app: App, stage: St
         "superseded",
         new.job.id,
     )
-    assert await old.result(10) == "a v2"
+    assert await old.result(30) == "a v2"
 
 
 async def test_a_thousand_updates_cost_one_run(app: App, stage: Stage) -> None:
@@ -202,8 +202,8 @@ async def test_an_old_result_never_overwrites_a_newer_one(app: App, stage: Stage
         new = await embed.enqueue("a", 2)
         assert (new.outcome, new.job.state) == (Outcome.RERUN, State.PENDING)
         stage.open()
-        assert await new.result(10) == 2
-        assert await old.result(10) == 2  # the old request is answered by the newer run
+        assert await new.result(30) == 2
+        assert await old.result(30) == 2  # the old request is answered by the newer run
     assert vectors == {"a": 2}
     ended = await app.job(old.job.id)
     assert (ended.state, ended.reason, ended.result) == (State.CANCELLED, "superseded", None)
@@ -272,7 +272,7 @@ async def test_a_retry_succeeds_with_its_own_version(app: App, stage: Stage, clo
     await run_due(app)
     clock.advance("2s")
     await run_due(app)
-    assert await asked.result(10) == "embedded"
+    assert await asked.result(30) == "embedded"
     assert stage.runs == [("a", 7)] * 2
 
 
@@ -301,7 +301,7 @@ async def test_a_failed_run_gives_way_to_its_successor(app: App, stage: Stage, c
     clock.advance("1m")
     await run_due(app)
     assert stage.runs == [("a", 1), ("a", 2)]
-    assert await old.result(10) == await new.result(10) == "a v2"
+    assert await old.result(30) == await new.result(30) == "a v2"
 
 
 async def test_a_dead_letter_is_logged_with_key_attempts_and_error(
@@ -318,7 +318,7 @@ async def test_a_dead_letter_is_logged_with_key_attempts_and_error(
         assert part in record.message
     assert "privately" not in record.message
     with pytest.raises(JobFailed, match="no embedding of a"):
-        await asked.result(10)
+        await asked.result(30)
 
 
 async def test_a_dead_letter_is_kept_whole(app: App, stage: Stage) -> None:

@@ -46,7 +46,7 @@ async def test_the_same_key_answers_with_the_existing_job(app: App, stage: Stage
     assert (first.payload_differs, again.payload_differs) == (False, True)
     await run_due(app)
     assert stage.runs == [123]
-    assert await again.result(10) == "processed 123"
+    assert await again.result(30) == "processed 123"
 
 
 async def test_scope_incomplete_matches_until_the_end(app: App, stage: Stage) -> None:
@@ -61,7 +61,7 @@ async def test_scope_incomplete_matches_until_the_end(app: App, stage: Stage) ->
         running = await start.enqueue(1)
         assert (running.outcome, running.job.state) == (KEPT, State.ACTIVE)
         stage.open()
-        await first.result(10)
+        await first.result(30)
     assert (await start.enqueue(1)).outcome is CREATED
 
 
@@ -73,7 +73,7 @@ async def test_scope_any_matches_finished_jobs_too(app: App, stage: Stage, clock
     clock.advance("365d")
     again = await start.enqueue(2)
     assert (again.outcome, again.job.id, again.job.state) == (KEPT, first.job.id, State.COMPLETED)
-    assert await again.result(1) == "processed 1"
+    assert await again.result(30) == "processed 1"
     await run_due(app)
     assert stage.runs == [1]
 
@@ -192,7 +192,7 @@ async def test_the_duplicates_answer_shows_the_true_state(app: App, stage: Stage
         await stage.begun(1)
         seen.append((await start.enqueue(1)).job.state)
         stage.open()
-        await first.result(10)
+        await first.result(30)
     seen.append((await start.enqueue(1)).job.state)
     assert seen == [State.AVAILABLE, State.ACTIVE, State.COMPLETED]
 

@@ -54,7 +54,7 @@ async def test_one_waiting_or_running_job_per_note(app: App, stage: Stage) -> No
         assert running.job.state is State.ACTIVE
         assert len(await live(app, "embed_note")) == 1
         stage.open()
-        await first.result(10)
+        await first.result(30)
     assert stage.runs == [("a", "")]
 
 
@@ -118,7 +118,7 @@ async def test_a_thousand_triggers_during_a_run_leave_one_waiting(app: App, stag
         assert [answer.outcome for answer in answers] == [Outcome.RERUN] + [Outcome.UPDATED] * 999
         assert {answer.job.id for answer in answers} == {answers[0].job.id}
         stage.open()
-        await answers[-1].result(10)
+        await answers[-1].result(30)
     assert stage.runs == [(None, "0"), (None, "1000")]
     assert (await app.stats()).absorbed == {"graph_maintenance": {"rerun": 1, "updated": 999}}
 
@@ -160,8 +160,8 @@ async def test_an_enqueue_inside_a_handler_never_fails_it(
     with caplog.at_level(logging.ERROR, "onejob"):
         first, second = await embed.enqueue("a"), await embed_in_thread.enqueue("a")
         await run_due(app)
-    assert await first.result(10) == "created, None"
-    assert await second.result(10) == "None"
+    assert await first.result(30) == "created, None"
+    assert await second.result(30) == "None"
     assert [record.message for record in caplog.records] == [
         "a quiet enqueue of graph_maintenance failed"
     ] * 2
@@ -209,7 +209,7 @@ async def test_a_stale_waiting_job_is_replaced(app: App, stage: Stage) -> None:
     assert (old.state, old.reason, old.superseded_by) == (State.CANCELLED, "superseded", fresh.job.id)
     await run_due(app)
     assert stage.runs == [("a", "new")]
-    await stale.result(10)  # whoever waits for the old one gets the new one's result
+    await stale.result(30)  # whoever waits for the old one gets the new one's result
 
 
 async def test_force_adds_a_second_one_without_cancelling_the_first(app: App, stage: Stage) -> None:
@@ -225,7 +225,7 @@ async def test_force_adds_a_second_one_without_cancelling_the_first(app: App, st
         await stage.begun(2)
         assert stage.most_at_once == 2
         stage.open()
-        await asyncio.gather(first.result(10), forced.result(10))
+        await asyncio.gather(first.result(30), forced.result(30))
     assert (await tidy.enqueue()).outcome is Outcome.CREATED
 
 

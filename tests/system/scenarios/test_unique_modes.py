@@ -114,7 +114,7 @@ async def test_throttle_ignores_duplicates_for_its_window_whatever_the_state(
         await stage.begun(1)
         assert (await send.enqueue(1)).outcome is KEPT
         stage.open()
-        await first.result(10)
+        await first.result(30)
     clock.advance("4m59s")
     assert (await send.enqueue(1)).job.state is State.COMPLETED
     clock.advance("1s")
@@ -293,7 +293,7 @@ async def test_the_answer_names_the_existing_run(app: App) -> None:
     assert again.job.id == first.job.id
     assert again.holder is not None
     await run_due(app)
-    assert await again.result(10) == 42
+    assert await again.result(30) == 42
 
     reject = double.options(unique=Unique(on_conflict="reject"))
     standing = await reject.enqueue(1)
