@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from shop import tasks  # noqa: E402 - as above
 from shop.jobs import app, send_invoice  # noqa: E402 - as above
 from shop.models import Invoice, Order  # noqa: E402 - as above
 
-from onejob.errors import ForeignConnection, StoreError  # noqa: E402 - as above
+from onejob.errors import ForeignConnection, InvalidCall, StoreError  # noqa: E402 - as above
 from onejob.integrations.django import enqueue_on_commit  # noqa: E402 - as above
 
 try:
@@ -117,6 +117,30 @@ def a_failed_task_says_why() -> None:
     assert failed.status == "READY"  # it will be retried
     assert failed.errors[0].exception_class is ValueError
     assert "no stock" in failed.errors[0].traceback
+
+
+def arguments_that_do_not_fit_are_refused_at_once() -> None:
+    for act in (
+        tasks.greet.enqueue,
+        lambda: tasks.greet.enqueue("Ada", 2),
+        lambda: tasks.greet.enqueue("Ada", nme="Bob"),
+        lambda: tasks.greet.enqueue(7),
+        lambda: tasks.count.enqueue(["one"]),
+        lambda: tasks.remind.enqueue("soon"),
+        lambda: tasks.remind.enqueue(date(2026, 1, 2)),
+    ):
+        raised(InvalidCall, act)
+    told = raised(InvalidCall, lambda: tasks.greet.enqueue(name=7))
+    assert "name" in told
+    told = raised(InvalidCall, lambda: tasks.remind.enqueue(day=date(2026, 1, 2)))
+    assert told.startswith("shop.tasks.remind: argument 'day': ")
+    raised(InvalidCall, lambda: enqueue_on_commit(send_invoice, "seven"))
+    assert app.jobs_sync() == []
+
+    reminder = tasks.remind.enqueue("2026-01-02", note="stock")
+    work()
+    reminder.refresh()
+    assert reminder.return_value == "2026-01-02: stock"
 
 
 def a_task_is_rolled_back_with_the_transaction() -> None:

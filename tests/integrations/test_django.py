@@ -43,7 +43,7 @@ def run(command: list[str], surroundings: dict[str, str], python: str | Path = s
 
 
 def test_there_are_cases() -> None:
-    assert len(CASES) == 8
+    assert len(CASES) == 9
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgres"])

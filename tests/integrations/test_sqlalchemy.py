@@ -188,5 +188,5 @@ async def test_a_handler_completes_its_job_in_its_session(app: App, url: str, wa
     admission = await order.enqueue(7)
     await drain(app)
 
-    assert await admission.result(timeout=5) == 7
+    assert await admission.result(timeout=30) == 7
     assert await orders(url) == [7]

@@ -39,7 +39,7 @@ async def main() -> None:
         first, again = await double.enqueue(21), await double.enqueue(21)
         assert again.deduplicated
         await app.worker(drain=True).run()
-        assert await first.result(timeout=10) == 42
+        assert await first.result(timeout=30) == 42
 
 
 asyncio.run(main())
@@ -163,6 +163,15 @@ def test_bash_completes_commands_and_options(installed: Environment, typed: str,
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_completion_script_asks_onejob(installed: Environment, shell: str) -> None:
     assert f"_ONEJOB_COMPLETE={shell}_complete" in run(installed.program("onejob"), "completion", shell)
+
+
+@pytest.mark.parametrize(("shell", "at"), [("zsh", "1"), ("fish", "wor")])
+def test_what_the_scripts_of_zsh_and_fish_ask_is_answered(
+    installed: Environment, shell: str, at: str
+) -> None:
+    asked = {"COMP_WORDS": "onejob wor", "COMP_CWORD": at, "_ONEJOB_COMPLETE": f"{shell}_complete"}
+    shown = run(installed.program("onejob"), env=os.environ | asked)
+    assert {"worker", "workers"} <= set(re.split(r"[\s,]", shown))
 
 
 # ── every interpreter ─────────────────────────────────────────────────────────────────────────────

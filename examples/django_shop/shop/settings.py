@@ -6,6 +6,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 BASE_DIR = Path(os.environ.get("SHOP_FOLDER", Path(__file__).parent.parent))
 SECRET_KEY = "only for this example"  # noqa: S105 - it protects nothing
+ALLOWED_HOSTS = ["127.0.0.1", "localhost", "testserver"]
+STATIC_URL = "static/"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 INSTALLED_APPS = [
@@ -14,6 +16,7 @@ INSTALLED_APPS = [
     "django.contrib.contenttypes",
     "django.contrib.messages",
     "django.contrib.sessions",
+    "django.contrib.staticfiles",
     "onejob.integrations.django",
     "shop",
 ]

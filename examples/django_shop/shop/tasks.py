@@ -1,5 +1,6 @@
 """Tasks of Django's own Tasks framework, which onejob runs."""
 
+from datetime import date
 from typing import Any
 
 try:
@@ -18,6 +19,12 @@ def greet(name: str) -> str:
 async def count(context: Any, numbers: list[int]) -> int:
     """Return a sum, and the number of this attempt."""
     return sum(numbers) + int(context.attempt)
+
+
+@task
+def remind(day: date, note: str = "") -> str:
+    """Return a reminder; the day comes as JSON, which is text."""
+    return f"{day}: {note}"
 
 
 @task

@@ -44,5 +44,5 @@ def enqueue_on_commit(task: Task[P, Any], *args: P.args, **kwargs: P.kwargs) -> 
     """
     from django.db import transaction
 
-    task.call(*args, **kwargs)  # arguments that do not fit are refused here, not after the commit
+    task.call(*args, **kwargs).check()  # arguments that do not fit are refused here, not after the commit
     transaction.on_commit(lambda: task.enqueue_sync(*args, **kwargs))

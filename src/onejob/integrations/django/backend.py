@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction
@@ -11,8 +13,8 @@ from django.conf import settings
 from django.db import close_old_connections, connections
 from django.utils.module_loading import import_string
 
-from onejob import App, Job, State, current
-from onejob.errors import UnknownJob
+from onejob import App, Job, State, Task, current
+from onejob.errors import InvalidCall, InvalidPolicy, UnknownJob
 from onejob.integrations.django import get_app
 
 try:
@@ -60,6 +62,8 @@ class OnejobBackend(BaseTaskBackend):
     def enqueue(self, task: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
         """Enqueue a task, and return its result, which is not ready yet."""
         self.validate_task(task)
+        args, kwargs = list(args), dict(kwargs)
+        check_call(task, args, kwargs)
         runner = get_app().task_named(AWAITED if iscoroutinefunction(task.func) else BLOCKING)
         chosen = runner.options(
             queue=task.queue_name,
@@ -67,7 +71,7 @@ class OnejobBackend(BaseTaskBackend):
             run_at=task.run_after,
             connection=self._connection(),
         )
-        call = {"path": task.module_path, "args": list(args), "kwargs": dict(kwargs), "backend": self.alias}
+        call = {"path": task.module_path, "args": args, "kwargs": kwargs, "backend": self.alias}
         result = self._result(task, chosen.enqueue_sync(**call).job)
         task_enqueued.send(type(self), task_result=result)
         return result
@@ -116,6 +120,41 @@ class OnejobBackend(BaseTaskBackend):
         task = import_string(arguments["path"])
         context = [TaskContext(task_result=self._result(task, job))] if task.takes_context else []
         return task, [*context, *arguments["args"]]
+
+
+# ── arguments ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_call(task: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Raise InvalidCall for arguments that do not fit the function of a task, or are no JSON values."""
+    twin = as_declared(task.func, without_context=task.takes_context)
+    twin.call(*args, **kwargs).check()
+    for place, value in [*enumerate(args), *kwargs.items()]:
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise InvalidCall(
+                f"{task.module_path}: argument {place!r}: {error}: write a JSON value, such as str(…)."
+            ) from None
+
+
+@cache
+def as_declared(function: Callable[..., Any], *, without_context: bool) -> Task[..., Any]:
+    """Return a task of an app of its own that checks arguments by a function's parameters; it never runs."""
+
+    def checked(*args: Any, **kwargs: Any) -> None: ...
+
+    signature = inspect.signature(function)
+    named = list(signature.parameters.values())[1 if without_context else 0 :]
+    checked.__name__, checked.__module__ = function.__name__, function.__module__
+    checked.__wrapped__ = function  # type: ignore[attr-defined] # annotations are read in its module
+    checked.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+    checked.__annotations__ = {one.name: one.annotation for one in named if one.annotation is not one.empty}
+    try:
+        return App("memory://").task(checked)
+    except InvalidPolicy:  # annotations that cannot be read: Django takes them
+        checked.__annotations__ = {}
+        return App("memory://").task(checked)
 
 
 def error_of(failure: Mapping[str, Any]) -> Any:
