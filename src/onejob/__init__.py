@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from onejob.app.app import App
     from onejob.app.dead_letters import DeadFilter, DeadGroup
+    from onejob.app.listing import Searched
     from onejob.app.move import Moved
     from onejob.app.queues import QueueStatus
     from onejob.app.schedules import ScheduleStatus
@@ -87,6 +88,7 @@ __all__ = [
     "RetryLater",
     "Schedule",
     "ScheduleStatus",
+    "Searched",
     "Snooze",
     "State",
     "Stats",
@@ -118,6 +120,7 @@ __all__ = [
 _HOMES = {
     "app.app": ("App",),
     "app.dead_letters": ("DeadFilter", "DeadGroup"),
+    "app.listing": ("Searched",),
     "app.move": ("Moved",),
     "app.queues": ("QueueStatus",),
     "app.schedules": ("ScheduleStatus",),
@@ -166,6 +169,10 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first used, so that `import onejob` is fast."""
     if name not in _HOME:
+        from onejob.core.words import MODULE
+
+        if name in MODULE:  # an ImportError, because `from onejob import …` replaces an AttributeError
+            raise ImportError(f"onejob has no {name}: write {MODULE[name]}.", name=__name__)
         raise AttributeError(f"module 'onejob' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"onejob.{_HOME[name]}"), name)
     return value

@@ -168,7 +168,7 @@ class AdmissionBusy(StoreError):
 
 
 class TransactionConflict(StoreError):
-    """Your transaction met what another one wrote meanwhile: roll it back and run it again."""
+    """Another transaction wrote the same rows: roll yours back and run it again."""
 
 
 class StoreUnavailable(StoreError):

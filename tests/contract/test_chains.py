@@ -52,8 +52,8 @@ async def test_a_handler_continues_its_chain(app: App) -> None:
     ]
     assert [job.parent_id for job in jobs[1:]] == [job.id for job in jobs[:-1]]
     assert {job.state for job in jobs} == {State.COMPLETED}
-    assert await first.chain.result(5) == 0
-    assert await first.result(5) == 3
+    assert await first.chain.result(30) == 0
+    assert await first.result(30) == 3
 
 
 async def test_a_chain_branches_by_its_results(app: App) -> None:
@@ -71,7 +71,7 @@ async def test_a_chain_branches_by_its_results(app: App) -> None:
 
     first, second = await choose.enqueue(5), await choose.enqueue(50)
     await work(app)
-    assert [await one.chain.result(5) for one in (first, second)] == ["small 5", "large 50"]
+    assert [await one.chain.result(30) for one in (first, second)] == ["small 5", "large 50"]
 
 
 async def test_a_second_continuation_is_refused(app: App) -> None:
@@ -110,7 +110,7 @@ async def test_a_run_that_fails_after_continuing_leaves_nothing_and_its_retry_co
     await work(app)
     assert attempts == [1, 2]
     assert [job.task for job in await one.chain.jobs()] == ["shaky", "steady"]
-    assert await one.chain.result(5) == "done"
+    assert await one.chain.result(30) == "done"
 
 
 async def test_a_continuation_takes_options(app: App, clock: Clock) -> None:
@@ -131,7 +131,7 @@ async def test_a_continuation_takes_options(app: App, clock: Clock) -> None:
     assert waiting.metadata == {"a": 1}
     clock.advance("2h")
     await work(app)
-    assert await one.chain.result(5) == "later"
+    assert await one.chain.result(30) == "later"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ async def test_a_chain_that_is_written_down_passes_results_on(app: App) -> None:
     one = await chain(fetch.call("a"), join.step(between="+"), shout.step("!")).enqueue()
     assert one.outcome is Outcome.CREATED
     await work(app)
-    assert await one.chain.result(5) == "A+X!"
+    assert await one.chain.result(30) == "A+X!"
     assert [job.task for job in await one.chain.jobs()] == ["fetch", "join", "shout"]
 
 
@@ -205,7 +205,7 @@ async def test_a_call_that_lacks_nothing_takes_no_result(app: App) -> None:
 
     one = await chain(answer.call(), answer.call()).enqueue()
     await work(app)
-    assert await one.chain.result(5) == 42
+    assert await one.chain.result(30) == 42
 
 
 async def test_a_handler_may_add_to_a_chain_that_is_written_down(app: App) -> None:
@@ -225,7 +225,7 @@ async def test_a_handler_may_add_to_a_chain_that_is_written_down(app: App) -> No
     one = await chain(first.call(), last.step()).enqueue()
     await work(app)
     assert [job.task for job in await one.chain.jobs()] == ["first", "extra", "last"]
-    assert await one.chain.result(5) == 50
+    assert await one.chain.result(30) == 50
 
 
 async def test_a_chain_that_is_written_down_keeps_its_calls_options(app: App, clock: Clock) -> None:
@@ -244,7 +244,7 @@ async def test_a_chain_that_is_written_down_keeps_its_calls_options(app: App, cl
     assert (waiting.retry.attempts, waiting.timeout, waiting.metadata) == (2, 9, {"why": "x"})
     clock.advance("2h")
     await work(app)
-    assert await one.chain.result(5) == 0
+    assert await one.chain.result(30) == 0
 
 
 async def test_a_failure_ends_a_chain_that_is_written_down(app: App) -> None:
@@ -257,7 +257,7 @@ async def test_a_failure_ends_a_chain_that_is_written_down(app: App) -> None:
     await work(app)
     assert [job.task for job in await one.chain.jobs()] == ["bad"]
     with pytest.raises(JobFailed, match="no"):
-        await one.chain.result(5)
+        await one.chain.result(30)
 
 
 async def test_a_chain_needs_calls_that_fit(app: App) -> None:
@@ -292,7 +292,7 @@ async def test_a_duplicate_shows_how_the_chain_stands(app: App) -> None:
     assert (between.job.state, await between.chain.status()) == (State.AVAILABLE, State.ACTIVE)
     await work(app)
     assert await first.chain.status() is State.COMPLETED
-    assert [await one.chain.result(5) for one in (first, again, between)] == [0, 0, 0]
+    assert [await one.chain.result(30) for one in (first, again, between)] == [0, 0, 0]
     assert (await count.enqueue("a", 2)).outcome is Outcome.CREATED
 
 
@@ -355,7 +355,7 @@ async def test_a_chain_is_cancelled_where_it_stands(app: App) -> None:
     assert len(await one.chain.jobs()) == 2
     assert await one.chain.status() is State.CANCELLED
     with pytest.raises(JobCancelled, match="not needed"):
-        await one.chain.result(5)
+        await one.chain.result(30)
     assert (await count.enqueue("a", 1)).outcome is Outcome.CREATED
 
 
@@ -382,7 +382,7 @@ async def test_a_chain_is_deleted_whole(app: App) -> None:
     with pytest.raises(UnknownJob):
         await one.chain.last()
     with pytest.raises(ResultGone):
-        await one.chain.result(5)
+        await one.chain.result(30)
 
 
 async def test_a_chain_cannot_be_awaited_by_itself(app: App) -> None:
@@ -405,7 +405,7 @@ async def test_a_chain_that_runs_only_after_this_one_cannot_be_awaited_in_it(app
     behind = await inside(app, running, lambda: mail.enqueue(1, "again"))
     assert behind.outcome is Outcome.RERUN
     with pytest.raises(WouldDeadlock):
-        await inside(app, running, lambda: behind.chain.result(5))
+        await inside(app, running, lambda: behind.chain.result(30))
 
 
 async def test_a_chain_is_awaited_while_it_runs(app: App) -> None:
@@ -423,17 +423,17 @@ async def test_a_chains_failure_is_its_last_jobs(app: App) -> None:
     await fail(app, second, final=True)
     assert await one.chain.status() is State.DISCARDED
     with pytest.raises(JobFailed):
-        await one.chain.result(5)
+        await one.chain.result(30)
     assert (await app.dead.replay(second.id)).outcome is Outcome.CREATED
     await work(app)
-    assert await one.chain.result(5) == 0
+    assert await one.chain.result(30) == 0
 
 
 def test_blocking_code_awaits_chains(app: App) -> None:
     count = counter(app)
     one = chain(count.call("a", 2), count.step("b")).enqueue_sync()
     app._engine.portal.run(work(app))
-    assert one.chain.result_sync(5) == 0
+    assert one.chain.result_sync(30) == 0
     assert one.chain.status_sync() is State.COMPLETED
 
 

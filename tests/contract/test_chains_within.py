@@ -76,7 +76,7 @@ async def test_a_blocker_and_its_dependant_may_come_in_one_transaction(app: App,
         total = await add.options(connection=connection, after=[one]).enqueue(10)
     assert total.job.state is State.PENDING
     await work(app)
-    assert await total.result(5) == 11
+    assert await total.result(30) == 11
 
 
 async def test_a_dependant_of_a_committed_chain_is_noted_with_the_commit(app: App, place: str) -> None:
@@ -85,7 +85,7 @@ async def test_a_dependant_of_a_committed_chain_is_noted_with_the_commit(app: Ap
     with transaction(place) as connection:
         total = await add.options(connection=connection, after=one).enqueue()
     await work(app)
-    assert await total.result(5) == 1
+    assert await total.result(30) == 1
 
 
 async def test_a_dependant_of_a_chain_that_has_ended_is_free_with_the_commit(app: App, place: str) -> None:
@@ -96,7 +96,7 @@ async def test_a_dependant_of_a_chain_that_has_ended_is_free_with_the_commit(app
         total = await add.options(connection=connection, after=one).enqueue()
     assert total.job.state is State.AVAILABLE
     await work(app)
-    assert await total.result(5) == 1
+    assert await total.result(30) == 1
 
 
 async def test_a_rollback_takes_all_of_it_back(app: App, place: str) -> None:
@@ -125,7 +125,7 @@ async def test_a_replaced_blocker_is_re_pointed_with_the_commit(app: App, place:
     assert newer.outcome is Outcome.REPLACED
     assert (await app.job(total.job.id)).awaits == [newer.job.id]
     await work(app)
-    assert await total.result(5) == 6
+    assert await total.result(30) == 6
 
 
 async def test_a_batch_and_what_follows_it_are_one_act(app: App, place: str) -> None:
@@ -135,7 +135,7 @@ async def test_a_batch_and_what_follows_it_are_one_act(app: App, place: str) -> 
             connection=connection
         )
     await work(app)
-    assert await members.callbacks["on_success"].result(5) == 190
+    assert await members.callbacks["on_success"].result(30) == 190
 
 
 def test_the_same_from_blocking_code(place: str) -> None:
@@ -146,5 +146,5 @@ def test_the_same_from_blocking_code(place: str) -> None:
         one = number.options(connection=connection).enqueue_sync(1)
         total = add.options(connection=connection, after=[one]).enqueue_sync(10)
     app._engine.portal.run(work(app))
-    assert total.result_sync(5) == 11
+    assert total.result_sync(30) == 11
     app.close_sync()

@@ -142,7 +142,7 @@ async def test_the_writes_the_result_and_the_completion_commit_together(
     await worker.run()
     job = await only(app)
     assert (job.state, job.attempt, job.stand) == (State.COMPLETED, 1, None)
-    assert await answer.result(timeout=5) == "noted 1 0"
+    assert await answer.result(timeout=30) == "noted 1 0"
     assert ledger.rows == [ROW]
     assert worker.ended == {"completed": 1}
 
@@ -172,7 +172,7 @@ async def test_without_returns_the_result_is_none(app: App, ledger: Ledger) -> N
 
     answer = await note.enqueue()
     await drain(app)
-    await answer.result(timeout=5)
+    await answer.result(timeout=30)
     assert ((await only(app)).result, ledger.rows) == (b"null", [ROW])
 
 
@@ -279,7 +279,7 @@ async def test_a_handler_that_catches_may_end_without_it(app: App, ledger: Ledge
 
     answer = await note.enqueue()
     await drain(app)
-    assert (await answer.result(timeout=5), ledger.rows) == ("nothing was noted", [])
+    assert (await answer.result(timeout=30), ledger.rows) == ("nothing was noted", [])
 
 
 async def test_a_handler_may_try_again_in_a_second_block(app: App, ledger: Ledger) -> None:
@@ -298,7 +298,7 @@ async def test_a_handler_may_try_again_in_a_second_block(app: App, ledger: Ledge
 
     answer = await note.enqueue()
     await drain(app)
-    assert (await answer.result(timeout=5), ledger.rows) == ("second", [ROW])
+    assert (await answer.result(timeout=30), ledger.rows) == ("second", [ROW])
 
 
 async def test_a_result_that_cannot_be_stored_rolls_back(app: App, ledger: Ledger) -> None:
@@ -429,7 +429,7 @@ async def test_a_worker_ends_superseded_what_a_newer_version_overtook(app: App, 
         await begun.wait()
         new = await note.enqueue(1, 2)
         may_go.set()
-        assert await old.result(timeout=20) == await new.result(timeout=20) == 2
+        assert await old.result(timeout=30) == await new.result(timeout=30) == 2
     first, second = await everything(app)
     assert (first.state, first.superseded_by, first.result) == (State.CANCELLED, second.id, None)
     assert ledger.rows == [(1, "version 2")]
@@ -479,7 +479,7 @@ async def test_a_block_inside_a_block_is_refused_and_the_outer_one_stands(app: A
     answer = await note.enqueue()
     await drain(app)
     told = "transaction() is open already: write on the connection that it gave."
-    assert (await answer.result(timeout=5), ledger.rows) == (told, [ROW])
+    assert (await answer.result(timeout=30), ledger.rows) == (told, [ROW])
 
 
 # ── after the block ───────────────────────────────────────────────────────────────────────────────
@@ -499,7 +499,7 @@ async def test_what_is_raised_afterwards_is_logged_and_changes_nothing(
     answer = await note.enqueue()
     worker = app.worker(drain=True)
     await worker.run()
-    assert await answer.result(timeout=5) == "done"
+    assert await answer.result(timeout=30) == "done"
     assert ((await only(app)).failures, ledger.rows) == ([], [ROW])
     assert worker.ended == {"completed": 1}
     [line] = [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -519,7 +519,7 @@ async def test_a_value_returned_afterwards_is_dropped_with_a_word(
 
     answer = await note.enqueue()
     await drain(app)
-    assert (await answer.result(timeout=5), ledger.rows) == ("done", [ROW])
+    assert (await answer.result(timeout=30), ledger.rows) == ("done", [ROW])
     assert ("current().returns(value)" in caplog.text) is warned
 
 
@@ -621,7 +621,7 @@ async def test_the_store_is_asked_what_became_of_a_commit_that_was_not_answered(
         assert ledger.rows == []
         clock.advance("1h")
         await drain(app)
-    assert await answer.result(timeout=5) == "noted 1 0"
+    assert await answer.result(timeout=30) == "noted 1 0"
     assert ledger.rows == [ROW]
 
 
@@ -649,7 +649,7 @@ async def test_a_handler_that_hides_it_is_asked_for_the_truth_too(
         assert (await only(app)).failures[0]["type"] == NotCommitted.__name__
         clock.advance("1h")
         await drain(app)
-    assert (await answer.result(timeout=5), (await only(app)).attempt) == ("inside", attempts)
+    assert (await answer.result(timeout=30), (await only(app)).attempt) == ("inside", attempts)
     assert ledger.rows == [ROW]
 
 
@@ -703,7 +703,7 @@ async def test_your_commit_completes_the_job(app: App, ledger: Ledger) -> None:
     answer = await joining(app, ledger, "COMMIT").enqueue()
     worker = app.worker(drain=True)
     await worker.run()
-    assert (await answer.result(timeout=5), ledger.rows) == ("inside", [ROW])
+    assert (await answer.result(timeout=30), ledger.rows) == ("inside", [ROW])
     assert worker.ended == {"completed": 1}
 
 
@@ -715,7 +715,7 @@ async def test_without_your_commit_the_attempt_has_failed(app: App, ledger: Ledg
     assert ledger.rows == []
     clock.advance("1h")
     await drain(app)
-    assert (await answer.result(timeout=5), ledger.rows) == ("inside", [ROW])
+    assert (await answer.result(timeout=30), ledger.rows) == ("inside", [ROW])
 
 
 async def test_a_lost_lease_leaves_your_transaction_to_you(app: App, ledger: Ledger, clock: Clock) -> None:
@@ -791,7 +791,7 @@ async def test_the_continuation_is_made_by_the_same_commit(app: App, ledger: Led
     assert (following.chain_id, following.chain_index, following.state) == (done.id, 1, State.AVAILABLE)
     assert (following.is_holder, following.key) == (True, running.key)
     await drain(app)
-    assert await answer.chain.result(timeout=5) == "second"
+    assert await answer.chain.result(timeout=30) == "second"
     assert ledger.rows == [ROW, (2, "written")]
     assert (await first.enqueue()).outcome == "created"
 
@@ -870,7 +870,7 @@ async def test_a_chain_that_was_written_down_goes_on(app: App, ledger: Ledger) -
 
     answer = await chain(note.call(1), last.step()).enqueue()
     await drain(app)
-    assert (await answer.chain.result(timeout=5), ledger.rows) == ("NOTED 1 0", [ROW])
+    assert (await answer.chain.result(timeout=30), ledger.rows) == ("NOTED 1 0", [ROW])
 
 
 @both
@@ -886,7 +886,7 @@ async def test_jobs_that_wait_for_the_chain_are_notified(app: App, ledger: Ledge
     waiting = await after.options(after=[blocker]).enqueue()
     worker = app.worker(drain=True)
     await worker.run()
-    assert await waiting.result(timeout=5) == "after noted 1 0"
+    assert await waiting.result(timeout=30) == "after noted 1 0"
     assert (ledger.rows, worker.repaired) == ([ROW], 0)
 
 
@@ -908,7 +908,7 @@ async def test_dependants_are_notified_of_a_commit_in_doubt_too(
     waiting = await after.options(after=[blocker]).enqueue()
     worker = app.worker(drain=True)
     await worker.run()
-    assert await waiting.result(timeout=5) in {"after noted 1 0", "after inside"}
+    assert await waiting.result(timeout=30) in {"after noted 1 0", "after inside"}
     assert (ledger.rows, worker.repaired) == ([ROW], 0)
 
 
@@ -993,7 +993,7 @@ async def test_a_block_that_others_wait_for_does_not_fail_the_worker(place: str)
             await asyncio.sleep(20 * brief)  # the chores have met the lock, and gone on
             assert not worker._main.done()  # type: ignore[union-attr]
             may_go.set()
-            assert [await answer.result(timeout=20) for answer in answers] == [None, "other"]
+            assert [await answer.result(timeout=30) for answer in answers] == [None, "other"]
         assert worker.ended == {"completed": 2}
         with closing(connect(place)) as outside:
             assert outside.execute("SELECT count(*) FROM ledger").fetchone()[0] == 1

@@ -75,7 +75,7 @@ async def test_a_job_is_completed_if_and_only_if_you_commit(
         clock.advance("1h")
         await drain(app)
     assert set(map(str, seen)) == {str((State.ACTIVE, []))}
-    assert (await answer.result(timeout=5), rows(database)) == ("inside", [1])
+    assert (await answer.result(timeout=30), rows(database)) == ("inside", [1])
     assert (await only(app)).stand is None
 
 

@@ -49,7 +49,7 @@ async def test_such_a_dead_letter_is_replayed_by_code_that_has_the_argument(stor
         await drain(new)
         await old.dead.replay(admission.job.id)
         await drain(old)
-        assert await admission.result(timeout=5) == "Ada: IMPORTANT"
+        assert await admission.result(timeout=30) == "Ada: IMPORTANT"
 
 
 async def test_such_a_dead_letter_is_replayed_with_other_arguments(store: Store) -> None:
@@ -61,7 +61,7 @@ async def test_such_a_dead_letter_is_replayed_with_other_arguments(store: Store)
         replayed = await new.dead.replay(admission.job.id, args={"text": "IMPORTANT"})
         assert replayed.outcome is Outcome.CREATED
         await drain(new)
-        assert await admission.result(timeout=5) == "Ada: IMPORTANT"
+        assert await admission.result(timeout=30) == "Ada: IMPORTANT"
 
 
 async def test_a_job_of_an_unknown_task_is_left_alone_and_logged(
@@ -129,7 +129,7 @@ async def test_a_new_argument_with_a_default_is_filled_in(store: Store) -> None:
 
         assert (await send.enqueue("Ada", "fr")).job.id == admission.job.id  # `to` alone is the key
         await drain(new)
-        assert await admission.result(timeout=5) == "Ada en"
+        assert await admission.result(timeout=30) == "Ada en"
 
 
 async def test_a_new_argument_without_a_default_fails_the_attempt(store: Store) -> None:
@@ -188,7 +188,7 @@ async def test_a_renamed_argument_is_accepted_under_both_names(store: Store) -> 
 
         after = await send.enqueue("Bob")
         await drain(new)
-        assert [await one.result(timeout=5) for one in (before, after)] == ["Ada", "Bob"]
+        assert [await one.result(timeout=30) for one in (before, after)] == ["Ada", "Bob"]
 
 
 # ── a policy ──────────────────────────────────────────────────────────────────────────────────────
@@ -330,7 +330,7 @@ async def test_a_function_can_be_renamed_while_the_task_keeps_its_name(store: St
 
         assert (await send_letter.enqueue(1)).job.id == admission.job.id
         await drain(new)
-        assert await admission.result(timeout=5) == "letter to 1"
+        assert await admission.result(timeout=30) == "letter to 1"
 
 
 async def test_a_task_under_its_old_and_its_new_name_runs_all_jobs(store: Store) -> None:
@@ -343,7 +343,7 @@ async def test_a_task_under_its_old_and_its_new_name_runs_all_jobs(store: Store)
         new.task(name="mail")(letter)
         after = await new.task(letter).enqueue(2)
         await drain(new)
-        assert [await one.result(timeout=5) for one in (before, after)] == ["letter to 1", "letter to 2"]
+        assert [await one.result(timeout=30) for one in (before, after)] == ["letter to 1", "letter to 2"]
 
 
 async def test_a_job_of_an_unknown_task_is_found_behind_older_jobs_of_another_queue(

@@ -138,7 +138,7 @@ async def test_the_result_has_the_type_of_the_task_that_ran(app: App) -> None:
     await one.enqueue(1, "a")
     kept = await two.enqueue(1)
     await run(app, "sent")
-    result: object = await kept.result(timeout=5)
+    result: object = await kept.result(timeout=30)
     assert (kept.outcome, result) == (Outcome.KEPT, "sent")
 
 

@@ -134,6 +134,11 @@ def followed(policy: Unique) -> list[Act]:
     return [*running(policy), [ask(2, policy)]]
 
 
+def once_followed(policy: Unique) -> list[Act]:
+    """Return what leaves a run whose successor is gone again; its row still says that it had one."""
+    return [*followed(policy), [act_on(2, manual.cancel)]]
+
+
 SCENES = {
     "rerun meets completion": Scene(running(COALESCE), [ask(8, COALESCE)], [end(1)]),
     "rerun meets failure": Scene(running(COALESCE), [ask(8, COALESCE)], [end(1, FAILED)]),
@@ -155,6 +160,17 @@ SCENES = {
     "force meets completion": Scene(followed(COALESCE), [ask(8, COALESCE, force=True)], [end(1)]),
     "take-over meets completion": Scene(running(COALESCE), [ask(8, IDLE)], [end(1)]),
     "take-over meets rerun": Scene(running(COALESCE), [ask(8, IDLE)], [ask(9, COALESCE)]),
+    "force meets rerun": Scene(running(COALESCE), [ask(8, COALESCE, force=True)], [ask(9, COALESCE)]),
+    "force meets rerun after a successor": Scene(
+        once_followed(COALESCE), [ask(8, COALESCE, force=True)], [ask(9, COALESCE)]
+    ),
+    "rerun after a successor meets completion": Scene(once_followed(COALESCE), [ask(8, COALESCE)], [end(1)]),
+    "rerun after a successor meets rerun": Scene(
+        once_followed(COALESCE), [ask(8, COALESCE)], [ask(9, COALESCE)]
+    ),
+    "rerun after a successor meets cancel": Scene(
+        once_followed(COALESCE), [ask(8, COALESCE)], [act_on(1, manual.cancel)]
+    ),
     "force meets force": Scene(followed(COALESCE), [ask(8, KEEP, force=True)], [ask(9, KEEP, force=True)]),
     "cancel meets completion": Scene(followed(COALESCE), [act_on(1, manual.cancel)], [end(1)]),
     "cancel of both meets completion": Scene(

@@ -111,6 +111,20 @@ async def test_a_limited_queue_can_be_paused_too(app: App) -> None:
     assert len(await lease(app)) == 1
 
 
+async def test_two_jobs_of_a_key_that_another_job_holds_start_together_in_a_limited_queue(app: App) -> None:
+    app.queue("later", concurrency=1)
+    app.queue("narrow", concurrency=2)
+    mail = mailer(app, unique=Unique(until="start", shadow=True))
+    holder = await mail.options(queue="later").enqueue(1)
+    others = await app.enqueue_many([mail.options(queue="narrow").call(1) for _ in range(2)])
+    assert {one.outcome for one in others} == {Outcome.CREATED}
+    await app.queues.pause("later")
+    assert [job.id for job in await lease(app)] == [one.job.id for one in others]
+    assert (await app.job(holder.job.id)).is_holder
+    await app.queues.resume("later")
+    assert [job.id for job in await lease(app)] == [holder.job.id]
+
+
 async def test_pausing_and_resuming_twice_is_once(app: App) -> None:
     mailer(app)
     await app.queues.resume("default")

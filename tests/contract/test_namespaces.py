@@ -22,7 +22,7 @@ CHAIN_METHODS: dict[str, ByChain] = {
     "status": lambda app, chain: app.chain(chain).status(),
     "jobs": lambda app, chain: app.chain(chain).jobs(),
     "dependants": lambda app, chain: app.chain(chain).dependants(),
-    "result": lambda app, chain: app.chain(chain).result(1),
+    "result": lambda app, chain: app.chain(chain).result(30),
     "cancel": lambda app, chain: app.chain(chain).cancel(),
     "delete": lambda app, chain: app.chain(chain).delete(),
 }

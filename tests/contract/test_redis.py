@@ -409,10 +409,10 @@ async def test_killed_connections_are_replaced(app: App, server: Redis) -> None:
 async def test_a_worker_is_notified_again_after_it_was_disconnected(app: App, server: Redis) -> None:
     mail = mailer(app)
     async with app.worker():
-        await (await mail.enqueue(1)).result(10)
+        await (await mail.enqueue(1)).result(30)
         server.client_kill_filter(skipme=True, _type="pubsub")
         server.client_kill_filter(skipme=True, _type="normal")
-        assert await (await mail.enqueue(2)).result(10) == "2: "
+        assert await (await mail.enqueue(2)).result(30) == "2: "
 
 
 async def test_no_request_is_stored_twice_while_connections_are_cut(app: App, server: Redis) -> None:

@@ -32,7 +32,7 @@ async def test_the_next_attempt_gets_other_arguments(app: App, policy: Unique | 
     admission = await load.enqueue("shop")
     await drain(app)
     assert seen == [("shop", 1), ("shop", 2)]
-    assert await admission.result(timeout=5) == "shop 2"
+    assert await admission.result(timeout=30) == "shop 2"
     job = await app.job(admission.job.id)
     assert (job.attempt, job.key, job.arguments) == (2, admission.job.key, {"source": "shop", "page": 2})
     assert (

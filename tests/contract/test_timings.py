@@ -131,7 +131,7 @@ async def test_waits_and_runs_are_measured_by_task_and_queue(app: App, clock: Cl
         assert window.by_task["mail"].wait.count == window.by_task["mail"].run.count == 2
         assert window.by_task["mail"].wait.p99 == pytest.approx(100, rel=0.1)
         assert window.by_task["mail"].wait.p50 < 0.001
-        assert 0.04 < window.by_queue["slow"].run.p50 < 1
+        assert 0.04 < window.by_queue["slow"].run.p50 < 60
 
 
 async def test_windows_slide(app: App, clock: Clock) -> None:

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from onejob import AdmissionBusy, App, Duplicate, Event, Outcome, State, Unique, report_commits
-from onejob.errors import ForeignConnection, MergeFailed, PayloadMismatch, StoreError, StoreUnavailable
+from onejob.errors import (
+    ForeignConnection,
+    MergeFailed,
+    PayloadMismatch,
+    StoreError,
+    StoreUnavailable,
+    UnknownJob,
+)
 from onejob.stores.memory import MemoryStore
 from onejob.stores.sqlite.store import SQLiteStore
 from onejob.testing import Clock
@@ -374,3 +381,20 @@ async def test_hooks_are_not_called_for_a_transaction_that_no_adapter_reports(
     await mailer(app).options(connection=connection).enqueue(1)
     connection.commit()
     assert heard == []
+
+
+async def test_a_short_id_in_a_transaction_names_a_committed_job(
+    app: App, connection: sqlite3.Connection
+) -> None:
+    mail = mailer(app)
+    committed = (await mail.enqueue(1)).job
+    connection.execute("INSERT INTO orders VALUES (1)")
+    inside = mail.options(connection=connection)
+    own = (await inside.enqueue(2)).job
+    waiting = mail.options(connection=connection, after=committed.id[:23])
+    assert [(await waiting.enqueue(3)).job.awaits, waiting.enqueue_sync(4).job.awaits] == [[committed.id]] * 2
+    with pytest.raises(UnknownJob, match="No job has the id"):
+        await mail.options(connection=connection, after=own.id[:23]).enqueue(5)
+    assert (await mail.options(connection=connection, after=own).enqueue(6)).job.awaits == [own.id]
+    connection.commit()
+    assert len(await everything(app)) == 5

@@ -21,7 +21,14 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from onejob import AdmissionBusy, App, Duplicate, Outcome, State, Unique
 from onejob.core.job import Stand
-from onejob.errors import ForeignConnection, InvalidCall, MergeFailed, StoreError, TransactionConflict
+from onejob.errors import (
+    ForeignConnection,
+    InvalidCall,
+    MergeFailed,
+    StoreError,
+    TransactionConflict,
+    UnknownJob,
+)
 from onejob.stores.postgres.store import PostgresStore
 from onejob.testing import Clock
 from tests.contract.steps import absorbed, everything, lease, mailer, start, turn
@@ -596,3 +603,19 @@ async def test_behind_a_pooler_nothing_is_prepared_on_the_callers_connection(
         found = await visit.execute("SELECT count(*) FROM pg_prepared_statements")
         rows = await found.fetchall() if driver == "psycopg awaited" else found.fetchall()
         assert rows == [(0,)]
+
+
+async def test_a_short_id_in_a_transaction_names_a_committed_job(app: App, postgres_url: str) -> None:
+    mail = mailer(app)
+    committed = (await mail.enqueue(1)).job
+    with psycopg.connect(postgres_url) as connection:
+        inside = mail.options(connection=connection)
+        own = (await inside.enqueue(2)).job
+        waiting = mail.options(connection=connection, after=committed.id[:23])
+        assert [(await waiting.enqueue(3)).job.awaits, waiting.enqueue_sync(4).job.awaits] == [
+            [committed.id]
+        ] * 2
+        with pytest.raises(UnknownJob, match="No job has the id"):
+            await mail.options(connection=connection, after=own.id[:23]).enqueue(5)
+        assert (await mail.options(connection=connection, after=own).enqueue(6)).job.awaits == [own.id]
+    assert len(await everything(app)) == 5

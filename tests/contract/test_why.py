@@ -158,7 +158,7 @@ async def test_a_due_job_waits_for_a_task(app: App, store: Store) -> None:
     async with App(store=store) as without_tasks, App(store=store) as other:
         mailer(other, name="other")
         assert "no task is named 'mail' in this app" in await why(other, job)
-        assert "This app declares no tasks" in await why(without_tasks, job)
+        assert "No tasks are declared here" in await why(without_tasks, job)
 
 
 async def test_a_due_job_waits_for_its_paused_queue(app: App) -> None:

@@ -198,7 +198,7 @@ class App:
         retry: Retry | None = None,
         timeout: Duration | None = None,
         priority: int = 0,
-        give_up_on: tuple[type[Exception], ...] = (),
+        give_up_on: type[Exception] | tuple[type[Exception], ...] = (),
         process: bool = False,
         check: bool = True,
         expires_in: Duration | None = None,
@@ -424,7 +424,7 @@ class App:
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────
 
-    async def job(self, job_id: JobLike) -> Job:
+    def job(self, job_id: JobLike) -> Coroutine[Any, Any, Job]:
         """Return one job.
 
         Args:
@@ -432,9 +432,9 @@ class App:
                 `job_id` may be one of these.
 
         Raises:
-            UnknownJob: No job of this namespace has that id, or several begin so.
+            UnknownJob: No job of this namespace has that id, or several ids begin with it.
         """
-        return await self._engine.job(id_of(job_id))
+        return self._engine.job(id_of(job_id))
 
     def job_sync(self, job_id: JobLike) -> Job:
         """Blocking variant of `job`."""

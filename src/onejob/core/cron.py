@@ -1,9 +1,10 @@
 """Cron lines: when they tick, in a time zone that changes its clocks, and how to say them in English.
 
-A line names times on the wall. Where the clocks go forward, times are left out; where they go back, times
-come twice. A line with fixed hours ticks once for each of its times: one that is left out ticks when the
-clocks have changed, one that comes twice ticks the first time. A line for every hour (its hour field begins
-with `*`) follows the clock as it goes: nothing for what is left out, and again for what comes again.
+A line names local times. Where the clocks go forward, local times are skipped; where they go back, local
+times come twice. A line with fixed hours ticks once for each of its times: a time that is skipped ticks when
+the clocks have changed, a time that comes twice ticks only the first time. A line for every hour (its hour
+field begins with `*`) follows the clock: it ticks neither for a skipped time nor only once for a time that
+comes twice.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Cron:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """A line that counts an interval from 1970, so that everybody counts alike."""
+    """A line that counts an interval from 1970, so that all processes count alike."""
 
     text: str
     interval: timedelta
@@ -159,7 +160,7 @@ def _take_last(text: str) -> tuple[bool, str | None]:
 
 
 def _take_ranked(text: str) -> tuple[frozenset[tuple[int, int]], str | None]:
-    """Take the likes of MON#1, the first Monday of the month, out of a list of weekdays."""
+    """Take parts such as MON#1, the first Monday of the month, out of a list of weekdays."""
     parts = text.split(",")
     found = {part: match for part in parts if (match := _RANKED.fullmatch(part))}
     ranked = frozenset((_value(m[1], _FIELDS[4], part) % 7, int(m[2])) for part, m in found.items())
@@ -234,7 +235,7 @@ def _first_day(line: Cron, day: date) -> date | None:
 
 
 def _first_wall(line: Cron, wall: datetime) -> datetime | None:
-    """Find the first time on the wall, from this one on, that the line names."""
+    """Find the first local time, from this one on, that the line names."""
     day = _first_day(line, wall.date())
     if day is None:
         return None
@@ -293,9 +294,9 @@ def count(line: Line, zone: ZoneInfo, after: datetime, before: datetime, most: i
 
 
 def _find_fixed(line: Cron, zone: ZoneInfo, after: datetime) -> datetime | None:
-    """Find the next tick of a line with fixed hours: each time on the wall, once.
+    """Find the next tick of a line with fixed hours: each local time, once.
 
-    Later times on the wall never come to earlier moments, so the first that comes after `after` is it.
+    A later local time is never an earlier moment, so the first moment after `after` is the answer.
     """
     wall: datetime | None = after.astimezone(zone).replace(tzinfo=None)
     while wall is not None and (wall := _first_wall(line, wall)) is not None:
@@ -307,7 +308,7 @@ def _find_fixed(line: Cron, zone: ZoneInfo, after: datetime) -> datetime | None:
 
 
 def _moment(zone: ZoneInfo, wall: datetime) -> datetime:
-    """Return when the local clock first shows a time; if it skips it, when it has passed it."""
+    """Return when the local clock first shows a time; for a skipped time, when the clock has passed it."""
     moment = wall.replace(tzinfo=zone).astimezone(UTC)
     if moment.astimezone(zone).replace(tzinfo=None) == wall:
         return moment
@@ -315,10 +316,10 @@ def _moment(zone: ZoneInfo, wall: datetime) -> datetime:
 
 
 def _following(line: Cron, zone: ZoneInfo, after: datetime) -> datetime | None:
-    """Find the next tick of a line that follows the clock: whenever the wall shows one of its times.
+    """Find the next tick of a line that follows the clock: whenever the clock shows one of its times.
 
     No zone changes its clocks twice within a day, or by more than a day. So once a day has gone by without
-    a change, whatever the wall shows again is from a stretch without ticks, which can be skipped.
+    a change, a time that the clock shows again belongs to a span without ticks, which can be left out.
     """
     at = after + timedelta.resolution
     while True:
@@ -356,7 +357,7 @@ def _change(zone: ZoneInfo, before: datetime, after: datetime) -> datetime:
 
 
 def describe(line: Line) -> str:
-    """Say a line in English: "at 07:30 on Monday and Friday"."""
+    """Return a line in English: "at 07:30 on Monday and Friday"."""
     if isinstance(line, Every):
         return f"every {_span(line.interval)}"
     return " ".join(part for part in (_say_times(line), _say_days(line), _say_months(line)) if part)
@@ -395,7 +396,7 @@ def _say_hours(hours: tuple[int, ...]) -> str:
 
 
 def _say_span(hours: tuple[int, ...]) -> str:
-    """Say during which hours something happens more than once."""
+    """Return the hours during which something happens more than once."""
     if (stride := _stride(hours, 24)) is not None:
         return f"of every {_ordinal(stride)} hour"
     return _join([f"from {run.start:02}:00 to {run.last:02}:59" for run in _runs(hours)])
@@ -409,7 +410,7 @@ class _Run:
     last: int
 
     def __str__(self) -> str:
-        """Write it as people do."""
+        """Return the numbers in English: "3", "3 and 4" or "3 to 7"."""
         if self.start == self.last:
             return str(self.start)
         return f"{self.start} {'and' if self.last == self.start + 1 else 'to'} {self.last}"

@@ -378,10 +378,11 @@ def follow(request: Request, policy: Unique, view: View, reason: str) -> Changes
 
 
 def note_successor(holder: Job | None) -> tuple[Job, ...]:
-    """Return the holder with the trait that a successor waits behind it, if it does not have it yet."""
-    if holder is None or holder.traits & Trait.HAS_SUCCESSOR:
-        return ()
-    return (alter(holder, traits=holder.traits | Trait.HAS_SUCCESSOR),)
+    """Return the holder with the trait that a successor waits behind it.
+
+    Its revision is raised also if it has had one before: a step that saw no successor must not be written.
+    """
+    return () if holder is None else (alter(holder, traits=holder.traits | Trait.HAS_SUCCESSOR),)
 
 
 def trail(request: Request, policy: Unique, view: View, standing: Job) -> Changes[Verdict]:

@@ -155,7 +155,7 @@ def waits_behind(view: View, job: Job) -> bool:
 def leave(view: View, ended: Job) -> Changes[Job]:
     """Release or keep the hold of a job that ends, and promote its successor, in the same step."""
     if not ended.is_holder:
-        updates: tuple[Job, ...] = (alter(ended, stand=None),)
+        updates: tuple[Job, ...] = (ended if ended.stand is None else alter(ended, stand=None),)
     elif view.successor is not None:
         updates = (free(ended, view.now), promote(view.successor, view.now))
     elif ended.holds >> ORDINAL[ended.state] & 1 and not ended.is_superseded:

@@ -219,7 +219,8 @@ class Retention:
 
     def of(self, state: State) -> timedelta:
         """Return how long a job that ended in `state` is kept."""
-        return timedelta(seconds=cast("float", getattr(self, state)))
+        seconds: float = getattr(self, state)
+        return timedelta(seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,11 +455,6 @@ def fingerprint(args: bytes, meta: bytes) -> bytes:
 def mask(states: frozenset[State]) -> int:
     """Pack a set of states into the bits that a store keeps."""
     return sum(1 << ORDINAL[state] for state in states)
-
-
-def unmask(bits: int) -> frozenset[State]:
-    """Unpack what `mask` packed."""
-    return frozenset(state for state in State if bits >> ORDINAL[state] & 1)
 
 
 ORDINAL = {state: index for index, state in enumerate(State)}

@@ -78,13 +78,13 @@ def canonical(value: object) -> bytes:
         return _write(value, 0).encode()
     except _Refused as refused:
         message = f"{refused.path.removeprefix('.')[:200] or 'The value'} {refused}."
-    except RecursionError:  # the caller stood deep in the stack, or a model contains itself
+    except RecursionError:  # the stack was nearly full, or a model contains itself
         message = f"The value {_TOO_DEEP}."
     raise UnencodableArgument(message)
 
 
 def pick(arguments: Mapping[str, object], paths: Sequence[str]) -> dict[str, object]:
-    """Take the arguments that `paths` name, touching no others; a path is a name, or names joined by dots."""
+    """Return the arguments that `paths` name, and no others; a path is a name, or names joined by dots."""
     return {path: arguments[path] if path in arguments else _reach(arguments, path) for path in paths}
 
 

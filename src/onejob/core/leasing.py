@@ -1,7 +1,7 @@
 """Leasing: the limits of a queue, and which of the available jobs start next.
 
-The rules of order, capacity, fair share, rate and pause stand here once. A store supplies candidates and
-counts, calls `choose`, and fences the write.
+The rules of order, capacity, fair share, rate and pause are defined here, once. A store supplies candidates
+and counts, calls `choose`, and fences the write.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def read_rate(value: str | tuple[int, Duration] | Rate) -> Rate:
     """Return a rate given as "100/1m", or as 100 and a span of time."""
     number: object = None
     span: Duration
-    given: Any = value  # whatever a caller wrote
+    given: Any = value  # a caller may have written anything
     match given:
         case str():
             times, _, span = given.partition("/")

@@ -20,7 +20,7 @@ def union(old: list[Any], new: list[Any]) -> list[Any]:
 
 
 def append(old: list[Any], new: list[Any]) -> list[Any]:
-    """Put the new elements behind the old."""
+    """Append the new elements to the old ones."""
     return [*old, *new]
 
 

@@ -184,7 +184,7 @@ class Unique:
     shadow: bool = False
 
     def __post_init__(self) -> None:
-        """Normalise, then refuse what cannot be meant."""
+        """Normalise the fields, then reject contradictions."""
         self._set("by", _by(self.by))
         self._set("meta", (self.meta,) if isinstance(self.meta, str) else tuple(self.meta))
         self._set("states", None if self.states is None else _states(self.states))
@@ -374,7 +374,8 @@ class Unique:
     def describe(self) -> str:
         """Return the policy as one sentence."""
         span = f" for {spell(cast('timedelta', self.within))} at most," if self.within is not None else ""
-        return f"unique by {self._identity()}, held{span} {self._holding()}; {self._consequence()}"
+        said = [f"unique by {self._identity()}, held{span} {self._holding()}", self._consequence()]
+        return "; ".join([*said, *self._further()])
 
     def _holding(self) -> str:
         until = next((until for until, states in HELD.items() if states == self.held_states), None)
@@ -389,11 +390,21 @@ class Unique:
         while_it_runs = "also while it runs" if waiting == running else f"or {running}"
         return f"a duplicate {waiting}, {while_it_runs}"
 
+    def _further(self) -> Iterable[str]:
+        if self.wait is not None:
+            latest = f", and at the latest {spell(self.max_wait)} after the first" if self.max_wait else ""  # type: ignore[arg-type]
+            yield f"it runs {spell(self.wait)} after the last request{latest}"  # type: ignore[arg-type]
+        if self.edges == "first+last":
+            yield "the last request of a window runs at its end"
+        if self.version is not None:
+            yield f"a request whose {self.version} is not newer is stale"
+
     def _identity(self) -> str:
         if self.key is not None:
             return f"key {self.key!r}" if isinstance(self.key, str) else "a key function"
         extra = ["queue"] * self.queue + [f"meta.{name}" for name in self.meta]
-        return " + ".join(["task", *(["all arguments"] if self.by is None else self.by), *extra])
+        whose = "task" if self.family is None else f"family {self.family!r}"
+        return " + ".join([whose, *(["all arguments"] if self.by is None else self.by), *extra])
 
 
 def _by(names: str | Sequence[str] | None) -> Sequence[str] | None:
@@ -420,7 +431,7 @@ def _states(states: Collection[State | str]) -> frozenset[State]:
 
 
 def _contradictions(policy: Unique) -> Iterable[str]:
-    """Name what the policy says and unsays; the first sentence is raised."""
+    """Yield one sentence per contradiction; the first is raised."""
     for name, allowed in CHOICES.items():
         value = getattr(policy, name)
         if value not in allowed and not (value is None and name == "on_active"):
@@ -468,7 +479,7 @@ def _time_contradictions(policy: Unique) -> Iterable[str]:
 
 def _conflict_contradictions(policy: Unique) -> Iterable[str]:
     if policy.on_active is not None and policy.until == "start":
-        yield 'until="start" lets go when the job starts, so on_active= never applies: leave it out.'
+        yield 'until="start" releases the key when the job starts, so on_active= never applies: leave it out.'
     if policy.keep_schedule and policy.on_conflict != "replace":
         yield 'keep_schedule= belongs to on_conflict="replace".'
     if policy.bump and policy.on_conflict != "keep":

@@ -104,7 +104,7 @@ def report(view: View, *, token: int, progress: bytes) -> Changes[Job | None]:
 # ── settle ────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Completed(msgspec.Struct, frozen=True):
+class Completed(msgspec.Struct, frozen=True, gc=False):
     """The handler returned."""
 
     value: bytes | None = None
@@ -143,7 +143,7 @@ class Stopped(msgspec.Struct, frozen=True):
 Result = Completed | Failed | Snoozed | HandedBack | Stopped
 
 
-class Settled(msgspec.Struct, frozen=True):
+class Settled(msgspec.Struct, frozen=True, gc=False):
     """The job after its run, and the job that continues its chain, if any."""
 
     job: Job

@@ -86,7 +86,7 @@ def answering(changes: Changes[Any], answer: T) -> Changes[T]:
     return Changes(answer, changes.updates, changes.inserts, changes.deletes, changes.mark)
 
 
-class Step(msgspec.Struct, Generic[T_co], frozen=True):
+class Step(msgspec.Struct, Generic[T_co], frozen=True, gc=False):
     """One atomic act on a job or on a key."""
 
     act: Callable[[View], Changes[T_co]]

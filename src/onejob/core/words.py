@@ -10,7 +10,10 @@ T = TypeVar("T")
 
 RETRY = {
     **dict.fromkeys(("max_retries", "retries", "max_attempts", "tries", "times", "max"), "attempts=…"),
-    **dict.fromkeys(("backoff", "delay", "interval", "countdown", "min_backoff", "wait"), "base=…"),
+    **dict.fromkeys(("backoff", "delay", "interval", "min_backoff", "wait"), "base=…"),
+    **dict.fromkeys(
+        ("countdown", "eta", "when", "exc"), 'raise onejob.RetryLater("30s") inside the function'
+    ),
     **dict.fromkeys(("max_backoff", "max_delay", "max_interval", "retry_backoff_max"), "cap=…"),
     "multiplier": "factor=…",
 }
@@ -27,6 +30,20 @@ APP = {
     "include": "onejob worker shop:app --import shop.tasks",
 }
 """Arguments of other job systems, and how to write them here."""
+MODULE = {
+    **dict.fromkeys(("task", "job", "actor", "periodic_task"), "app = onejob.App(…), and @app.task"),
+    **dict.fromkeys(("Celery", "Huey", "Queue", "Broker"), 'app = onejob.App("sqlite:///jobs.db")'),
+    **dict.fromkeys(
+        ("current_task", "get_current_job", "CurrentMessage"), "onejob.current() inside the function"
+    ),
+    **dict.fromkeys(("Reject", "Ignore", "CancelExecution"), "raise onejob.Discard(…) inside the function"),
+    "shared_task": "tasks = onejob.Tasks(), @tasks.task, and app.include(tasks)",
+    "crontab": '@app.cron("0 4 * * *") above @app.task',
+}
+"""Names that modules of other job systems have, and what to write here."""
+NO_EXCEPTION = "exceptions must derive from BaseException"
+RAISE = f'{NO_EXCEPTION}: to try again later, write raise onejob.RetryLater("30s"); Retry(…) is a policy'
+"""What Python says of `raise Retry(…)`, and what it is answered with."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -101,7 +101,7 @@ class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True):
     ended: Mapping[str, int]
 
 
-class RunStep(Step[Settled | None], frozen=True, kw_only=True):
+class RunStep(Step[Settled | None], frozen=True, kw_only=True, gc=False):
     """The step that settles a run, and what its event says besides."""
 
     seconds: float = 0.0

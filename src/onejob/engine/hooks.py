@@ -219,7 +219,7 @@ class Sending(Protocol):
 
 
 class Tracing(Protocol):
-    """What encloses an admission and a run; hooks only hear of them afterwards."""
+    """What encloses an admission and a run; hooks are called after them."""
 
     def send(self, requests: Sequence[Request]) -> AbstractContextManager[Sending]:
         """Enclose an admission."""

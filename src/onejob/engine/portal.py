@@ -18,6 +18,7 @@ T = TypeVar("T")
 GROUPS = {
     "Activity": "app.activity",
     "DeadLetters": "app.dead",
+    "Engine": "App",
     "Maintenance": "app.maintenance",
     "Queues": "app.queues",
     "Schedules": "app.schedules",

@@ -17,7 +17,7 @@ from onejob.engine.sealing import Sealer, act_sealed
 T = TypeVar("T")
 
 
-class AdmissionStep(Step[Verdict], frozen=True, kw_only=True):
+class AdmissionStep(Step[Verdict], frozen=True, kw_only=True, gc=False):
     """The step that decides about a request."""
 
     request: Request

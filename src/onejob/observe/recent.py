@@ -111,11 +111,13 @@ class Recent:
     Attributes:
         events: What happened, oldest first.
         is_complete: Whether everything was read; False if more has happened than one look reads.
+        at: When it was read, by the store's clock.
         memory: What the next look needs to know of this one.
     """
 
     events: list[RecentEvent]
     is_complete: bool
+    at: datetime
     memory: Memory = field(repr=False)
 
 
@@ -157,7 +159,7 @@ async def read_recent(
     chosen = sorted(filter(filters.match, found), key=lambda one: (one.at, ORDER.get(one.kind, 3), one.job))
     kept = chosen[len(chosen) - min(limit, len(chosen)) :]
     is_complete = look.is_complete and (since is None or len(kept) == len(chosen))
-    return Recent(kept, is_complete, remember(memory, jobs.values(), entries, now, position))
+    return Recent(kept, is_complete, now, remember(memory, jobs.values(), entries, now, position))
 
 
 class Look:

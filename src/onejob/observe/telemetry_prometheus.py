@@ -50,7 +50,19 @@ async def read_figures(engine: Engine) -> list[Metric]:
     keys = GaugeMetricFamily(
         "onejob_keys_waiting", "Keys that have a waiting job.", value=counts.keys_waiting
     )
-    return [jobs, keys, await read_absorbed(engine), await read_oldest(engine), *await read_times(engine)]
+    read = GaugeMetricFamily(
+        "onejob_read_timestamp_seconds",
+        "When these figures were read, by the store's clock.",
+        value=engine.store.now().timestamp(),
+    )
+    return [
+        read,
+        jobs,
+        keys,
+        await read_absorbed(engine),
+        await read_oldest(engine),
+        *await read_times(engine),
+    ]
 
 
 async def read_absorbed(engine: Engine) -> Metric:

@@ -113,15 +113,17 @@ async def why_key(engine: Engine, registry: Registry, key: bytes) -> Why:
         explained = await explain_job(engine, registry, jobs[0])
         story = [f"No job holds the key; the last was job {jobs[0].id} ({jobs[0].task}), {jobs[0].state}."]
         return Why([*story, *past(engine, entries, counted)], jobs[0], explained, entries, counted=counted)
-    story = past(engine, entries, counted) or ["No job of this namespace has had this key."]
+    story = past(engine, entries, counted) or [
+        "No job of this namespace has had this key: it was never held, or its jobs have been pruned."
+    ]
     return Why(story, absorbed=entries, counted=counted)
 
 
 async def count_absorbed(engine: Engine, jobs: Collection[str]) -> dict[str, AbsorbedCount]:
     """Return the counters of jobs, over all outcomes."""
     found: dict[str, AbsorbedCount] = {}
-    for one in await engine.store.tallies(engine.namespace) if jobs else []:
-        if one.job_id in jobs and one.first_at is not None and one.last_at is not None:
+    for one in await engine.store.tallies(engine.namespace, jobs) if jobs else []:
+        if one.first_at is not None and one.last_at is not None:
             last = read_last(one.last_by) if one.last_by else LastRequest()
             now = AbsorbedCount(
                 one.count, one.first_at, one.last_at, last.digest, last.line, last.host, last.process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import isfunction
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -183,5 +184,7 @@ def id_of(job: object) -> str:
             return job.id
         case Admission():
             return job.job.id
+        case _ if isfunction(job):
+            raise InvalidCall(f"app.job(…) reads a job: write @app.task above {job.__name__}.")
         case _:
             raise InvalidCall(f"{job!r} is no job: give a job, what enqueue returned, or an id.")

@@ -45,6 +45,14 @@ class Call(Generic[R]):
         """Blocking variant of `enqueue`."""
         return enqueue_sync(self._builder, self._builder.request(self._args, self._kwargs))
 
+    def check(self) -> None:
+        """Raise the error that enqueuing would raise because of the arguments or the options; write nothing.
+
+        Raises:
+            InvalidCall: The call does not fit the function.
+        """
+        self._builder.request(self._args, self._kwargs)
+
     @property
     def key(self) -> str | None:
         """The key that a request would have, in hexadecimal digits; None if it would not be unique."""

@@ -30,7 +30,7 @@ class TaskOptions(TypedDict, total=False):
     retry: Retry | None
     timeout: Duration | None
     priority: int
-    give_up_on: tuple[type[Exception], ...]
+    give_up_on: type[Exception] | tuple[type[Exception], ...]
     process: bool
     expires_in: Duration | None
     delay: Duration | None

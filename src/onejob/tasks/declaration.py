@@ -55,7 +55,7 @@ def declare(
     unique: Unique | Fluent | bool | None = None,
     timeout: Duration | None = None,
     priority: int = 0,
-    give_up_on: tuple[type[Exception], ...] = (),
+    give_up_on: type[Exception] | tuple[type[Exception], ...] = (),
     process: bool = False,
     check: bool = True,
     expires_in: Duration | None = None,
@@ -76,7 +76,7 @@ def declare(
         retry=retry,
         timeout=None if timeout is None else duration(timeout).total_seconds(),
         priority=priority,
-        give_up_on=give_up_on,
+        give_up_on=(give_up_on,) if isinstance(give_up_on, type) else give_up_on,
         process=process,
         check=check,
         expires_in=None if expires_in is None else duration(expires_in),
@@ -158,8 +158,10 @@ def is_method(task: Declaration) -> bool:
 
 def check_exceptions(task: Declaration) -> None:
     """Raise InvalidPolicy unless `give_up_on` names exception classes."""
-    kinds: Any = task.give_up_on if isinstance(task.give_up_on, tuple) else (task.give_up_on,)
-    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+    kinds: Any = task.give_up_on  # what was written, which may be anything
+    if not isinstance(kinds, tuple) or not all(
+        isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds
+    ):
         raise InvalidPolicy(
             f"{task.name}: give_up_on={task.give_up_on!r}: write a tuple of exception classes."
         )

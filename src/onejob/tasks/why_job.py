@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import assert_never
 
+import msgspec
+
 from onejob.core.durations import when
 from onejob.core.holds import holding, phase
 from onejob.core.job import Job, State
@@ -19,7 +21,7 @@ from onejob.tasks.registry import Registry
 
 ACTIVE_AT_MOST = 10_000  # running jobs of a queue that are looked at
 HOLDERS_AT_MOST = 20  # jobs of a key that are looked at
-NO_TASKS = "(This app declares no tasks, so its limits are unknown: name the app instead of its URL.)"
+NO_TASKS = "(No tasks are declared here, so limits are unknown: name the app, or its modules with --import.)"
 
 
 class JobStory:
@@ -171,6 +173,8 @@ class JobStory:
     def active(self, job: Job) -> list[str]:
         """Return which worker runs a job, and since when."""
         story = [f"Worker {job.worker} has run it since {self.when(job.started_at)}, attempt {job.attempt}."]
+        if job.progress is not None:
+            story.append(f"It reports that {msgspec.json.decode(job.progress)['fraction']:.0%} are done.")
         if job.cancel_requested:
             story.append("It has been asked to stop.")
         return [*story, f"If that worker is dead, another takes the job back {self.when(job.lease_until)}."]
