@@ -17,6 +17,7 @@ from onejob.engine.engine import Engine
 from onejob.engine.presence import WorkerStatus, read_workers
 from onejob.observe.advice import Advice, advise
 from onejob.observe.recent import Filters, Recent, read_recent
+from onejob.tasks.blocking import blocking
 from onejob.tasks.registry import Registry
 from onejob.tasks.task import Task
 
@@ -35,9 +36,7 @@ class Activity:
         """
         return await read_workers(self._engine)
 
-    def workers_sync(self) -> builtins.list[WorkerStatus]:
-        """Blocking variant of `workers`."""
-        return self._engine.run_sync(self.workers())
+    workers_sync = blocking(workers)
 
     async def search(
         self,
@@ -75,23 +74,7 @@ class Activity:
         query = read_filters(self._engine.namespace, state, key, queue=queue, task=task, offset=0, **page)
         return await search(self._engine, query, test, seconds=seconds, most=most)
 
-    def search_sync(
-        self,
-        *,
-        state: State | str | Collection[State | str] = (),
-        queue: str | None = None,
-        task: str | Task[..., Any] | None = None,
-        key: str | None = None,
-        test: Callable[[Job], bool] | None = None,
-        before: str | None = None,
-        limit: int = 100,
-        seconds: float = 1.0,
-        most: int = 1_000_000,
-    ) -> Searched:
-        """Blocking variant of `search`."""
-        filters: dict[str, Any] = {"state": state, "queue": queue, "task": task, "key": key, "test": test}
-        bounds: dict[str, Any] = {"before": before, "limit": limit, "seconds": seconds, "most": most}
-        return self._engine.run_sync(self.search(**filters, **bounds))
+    search_sync = blocking(search)
 
     async def absorbed(self, *, key: str | None = None, limit: int = 100) -> builtins.list[AbsorbedRequest]:
         """Return the log of absorbed requests, newest first.
@@ -106,9 +89,7 @@ class Activity:
         )
         return [read_entry(one) for one in found]
 
-    def absorbed_sync(self, *, key: str | None = None, limit: int = 100) -> builtins.list[AbsorbedRequest]:
-        """Blocking variant of `absorbed`."""
-        return self._engine.run_sync(self.absorbed(key=key, limit=limit))
+    absorbed_sync = blocking(absorbed)
 
     async def releases(self, *, key: str | None = None, limit: int = 100) -> builtins.list[Release]:
         """Return the audit log of manual releases, newest first.
@@ -119,9 +100,7 @@ class Activity:
         """
         return await read_releases(self._engine, key, read_count(limit))
 
-    def releases_sync(self, *, key: str | None = None, limit: int = 100) -> builtins.list[Release]:
-        """Blocking variant of `releases`."""
-        return self._engine.run_sync(self.releases(key=key, limit=limit))
+    releases_sync = blocking(releases)
 
     async def recent(
         self,
@@ -159,22 +138,7 @@ class Activity:
         pause = timedelta() if wait is None else duration(wait)
         return await read_recent(self._engine, filters, since, read_count(limit), pause)
 
-    def recent_sync(
-        self,
-        *,
-        since: Recent | None = None,
-        wait: Duration | None = None,
-        task: str | None = None,
-        queue: str | None = None,
-        key: str | None = None,
-        outcome: str | None = None,
-        limit: int = 100,
-    ) -> Recent:
-        """Blocking variant of `recent`."""
-        looking = self.recent(
-            since=since, wait=wait, task=task, queue=queue, key=key, outcome=outcome, limit=limit
-        )
-        return self._engine.run_sync(looking)
+    recent_sync = blocking(recent)
 
     async def advice(
         self, *, task: str | None = None, since: Duration = timedelta(hours=1)
@@ -191,8 +155,4 @@ class Activity:
         refuse_no_name(task, "task")
         return await advise(self._engine, self._registry, task=task, within=duration(since))
 
-    def advice_sync(
-        self, *, task: str | None = None, since: Duration = timedelta(hours=1)
-    ) -> builtins.list[Advice]:
-        """Blocking variant of `advice`."""
-        return self._engine.run_sync(self.advice(task=task, since=since))
+    advice_sync = blocking(advice)

@@ -39,6 +39,7 @@ from onejob.stores.contract import Finding, FullStore, Guarantees
 from onejob.stores.open import open_store
 from onejob.tasks import foreign
 from onejob.tasks.admission import Admission, JobLike, id_of
+from onejob.tasks.blocking import blocking
 from onejob.tasks.bulk import enqueue_many, enqueue_many_sync, list_of_calls
 from onejob.tasks.call import Call, name_of
 from onejob.tasks.chain import Chain
@@ -470,22 +471,7 @@ class App:
             read_filters(self.namespace, state, key, queue=queue, task=task, **page)
         )
 
-    def jobs_sync(
-        self,
-        *,
-        state: State | str | Collection[State | str] = (),
-        queue: str | None = None,
-        task: str | Task[..., Any] | None = None,
-        key: str | bytes | None = None,
-        before: str | None = None,
-        limit: int = 100,
-        offset: int = 0,
-    ) -> list[Job]:
-        """Blocking variant of `jobs`."""
-        found = self.jobs(
-            state=state, queue=queue, task=task, key=key, before=before, limit=limit, offset=offset
-        )
-        return self._engine.run_sync(found)
+    jobs_sync = blocking(jobs)
 
     def reveal(self, job: Job) -> Job:
         """Return a job with its arguments, result, errors and progress in clear text.
@@ -511,9 +497,7 @@ class App:
         """
         return await cancel_job(self._engine, id_of(job_id), successors=successors, reason=reason)
 
-    def cancel_sync(self, job_id: JobLike, *, successors: bool = False, reason: str = "cancelled") -> Job:
-        """Blocking variant of `cancel`."""
-        return self._engine.run_sync(self.cancel(job_id, successors=successors, reason=reason))
+    cancel_sync = blocking(cancel)
 
     @overload
     async def reschedule(
@@ -608,9 +592,7 @@ class App:
         """
         return await delete_job(self._engine, id_of(job_id), force=force)
 
-    def delete_sync(self, job_id: JobLike, *, force: bool = False) -> Job:
-        """Blocking variant of `delete`."""
-        return self._engine.run_sync(self.delete(job_id, force=force))
+    delete_sync = blocking(delete)
 
     # ── keys ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -624,9 +606,7 @@ class App:
         now = self._engine.store.now()
         return [job for job in found if holds.holding(job, now) or job.is_successor]
 
-    def holds_sync(self, *, limit: int = 100) -> list[Job]:
-        """Blocking variant of `holds`."""
-        return self._engine.run_sync(self.holds(limit=limit))
+    holds_sync = blocking(holds)
 
     def is_holding(self, job: Job) -> bool:
         """Return whether a job holds its key now, by the store's clock."""
@@ -636,9 +616,7 @@ class App:
         """Return how many requests each job has served besides its own, by job id."""
         return await absorbed_by_job(self._engine)
 
-    def absorbed_sync(self) -> Mapping[str, int]:
-        """Blocking variant of `absorbed`."""
-        return self._engine.run_sync(self.absorbed())
+    absorbed_sync = blocking(absorbed)
 
     async def release(
         self, key: str | bytes, *, job: str | None = None, force: bool = False, reason: str = ""
@@ -662,11 +640,7 @@ class App:
         """
         return await release_key(self._engine, read_key(key), job=job, force=force, reason=reason)
 
-    def release_sync(
-        self, key: str | bytes, *, job: str | None = None, force: bool = False, reason: str = ""
-    ) -> Job | None:
-        """Blocking variant of `release`."""
-        return self._engine.run_sync(self.release(key, job=job, force=force, reason=reason))
+    release_sync = blocking(release)
 
     # ── chains ────────────────────────────────────────────────────────────────────────────────────
 
@@ -683,9 +657,7 @@ class App:
         """
         return await list_chains(self._engine, state, limit)
 
-    def chains_sync(self, *, state: State | str | None = None, limit: int = 100) -> list[Job]:
-        """Blocking variant of `chains`."""
-        return self._engine.run_sync(self.chains(state=state, limit=limit))
+    chains_sync = blocking(chains)
 
     # ── the whole ─────────────────────────────────────────────────────────────────────────────────
 
@@ -693,9 +665,7 @@ class App:
         """Return how many jobs and absorbed requests there are, and how long jobs wait and run."""
         return await read_stats(self._engine)
 
-    def stats_sync(self) -> Stats:
-        """Blocking variant of `stats`."""
-        return self._engine.run_sync(self.stats())
+    stats_sync = blocking(stats)
 
     async def why(self, what: JobLike | Call[Any], than: str | None = None) -> Why:
         """Return why a job waits or how it ended, what a key absorbed, or what a call would meet.
@@ -713,9 +683,7 @@ class App:
         subject = what if isinstance(what, Call) else id_of(what)
         return await why(self._engine, self._registry, subject, than)
 
-    def why_sync(self, what: JobLike | Call[Any], than: str | None = None) -> Why:
-        """Blocking variant of `why`."""
-        return self._engine.run_sync(self.why(what, than))
+    why_sync = blocking(why)
 
     async def doctor(self) -> list[Finding]:
         """Examine the store and its jobs without changing them.
@@ -725,9 +693,7 @@ class App:
         """
         return await examine(self._engine, self._registry)
 
-    def doctor_sync(self) -> list[Finding]:
-        """Blocking variant of `doctor`."""
-        return self._engine.run_sync(self.doctor())
+    doctor_sync = blocking(doctor)
 
     def worker(
         self,

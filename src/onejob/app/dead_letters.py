@@ -20,6 +20,7 @@ from onejob.engine.engine import Engine, batches
 from onejob.errors import InvalidCall, OnejobError, UnknownJob
 from onejob.stores.queries import Ended
 from onejob.tasks.admission import Admission, JobLike, id_of
+from onejob.tasks.blocking import blocking
 from onejob.tasks.edit import edit_job
 from onejob.tasks.options import Options
 from onejob.tasks.registry import Registry
@@ -153,9 +154,7 @@ class DeadLetters:
             raise InvalidCall(f"Job {job_id} is {job.state}, so it cannot be replayed.")
         return answer
 
-    def replay_sync(self, job_id: JobLike, *, args: Mapping[str, Any] | None = None) -> Admission[Any]:
-        """Blocking variant of `replay`."""
-        return self._engine.run_sync(self.replay(job_id, args=args))
+    replay_sync = blocking(replay)
 
     async def replay_many(
         self, ids: Sequence[JobLike], *, args: Mapping[str, Any] | None = None
@@ -205,31 +204,11 @@ class DeadLetters:
                 admissions += [] if answer is None else [answer]
         return admissions
 
-    def list_sync(self, *, limit: int = 100, **filters: Unpack[DeadFilter]) -> builtins.list[Job]:
-        """Blocking variant of `list`."""
-        return self._engine.run_sync(self.list(limit=limit, **filters))
-
-    def groups_sync(
-        self, *, limit: int | None = None, **filters: Unpack[DeadFilter]
-    ) -> builtins.list[DeadGroup]:
-        """Blocking variant of `groups`."""
-        return self._engine.run_sync(self.groups(limit=limit, **filters))
-
-    def ids_sync(self, **filters: Unpack[DeadFilter]) -> builtins.list[str]:
-        """Blocking variant of `ids`."""
-        return self._engine.run_sync(self.ids(**filters))
-
-    def replay_many_sync(
-        self, ids: Sequence[JobLike], *, args: Mapping[str, Any] | None = None
-    ) -> builtins.list[Admission[Any] | OnejobError | None]:
-        """Blocking variant of `replay_many`."""
-        return self._engine.run_sync(self.replay_many(ids, args=args))
-
-    def replay_all_sync(
-        self, *, limit: int = 1000, args: Mapping[str, Any] | None = None, **filters: Unpack[DeadFilter]
-    ) -> builtins.list[Admission[Any]]:
-        """Blocking variant of `replay_all`."""
-        return self._engine.run_sync(self.replay_all(limit=limit, args=args, **filters))
+    list_sync = blocking(list)  # noqa: A003 - the method
+    groups_sync = blocking(groups)
+    ids_sync = blocking(ids)
+    replay_many_sync = blocking(replay_many)
+    replay_all_sync = blocking(replay_all)
 
     def _edit(self, args: dict[str, Any], job: Job) -> Job:
         task = self._registry.task(job.task)

@@ -17,6 +17,7 @@ from onejob.engine.engine import Engine
 from onejob.engine.sweep import Sweeper, Swept
 from onejob.observe.health import Limits, check_health
 from onejob.stores.contract import Finding, Schema
+from onejob.tasks.blocking import blocking
 from onejob.tasks.registry import Registry
 
 
@@ -119,29 +120,11 @@ class Maintenance:
         await copy_schedules(source, self._registry, destination)
         return await move(source.store, destination.store, history=history, report=report)
 
-    def health_sync(
-        self, *, max_age: Duration = "5m", max_dead: int = 10, timeout: Duration = "5s"
-    ) -> list[Finding]:
-        """Blocking variant of `health`."""
-        return self._engine.run_sync(self.health(max_age=max_age, max_dead=max_dead, timeout=timeout))
-
-    def sweep_sync(self) -> Swept:
-        """Blocking variant of `sweep`."""
-        return self._engine.run_sync(self.sweep())
-
-    def prune_sync(self, *, dry_run: bool = False, report: retention.Report = say_nothing) -> int:
-        """Blocking variant of `prune`."""
-        return self._engine.run_sync(self.prune(dry_run=dry_run, report=report))
-
-    def replay_due_sync(self) -> Counter[Outcome]:
-        """Blocking variant of `replay_due`."""
-        return self._engine.run_sync(self.replay_due())
-
-    def move_to_sync(
-        self, target: AnyApp, *, history: bool = False, report: MoveReport = say_nothing
-    ) -> Moved:
-        """Blocking variant of `move_to`."""
-        return self._engine.run_sync(self.move_to(target, history=history, report=report))
+    health_sync = blocking(health)
+    sweep_sync = blocking(sweep)
+    prune_sync = blocking(prune)
+    replay_due_sync = blocking(replay_due)
+    move_to_sync = blocking(move_to)
 
 
 engine_of: Callable[[Maintenance], Engine] = attrgetter("_engine")

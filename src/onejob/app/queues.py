@@ -10,6 +10,7 @@ from datetime import datetime
 from onejob.core.job import UNSTARTED, State
 from onejob.core.leasing import PAUSED, Queue, next_start
 from onejob.engine.engine import Engine
+from onejob.tasks.blocking import blocking
 from onejob.tasks.registry import Registry
 
 
@@ -89,22 +90,8 @@ class Queues:
         starts = await store.starts(self._engine.namespace, queue, now - declared.rate.per)
         return next_start(declared.rate, starts, now)
 
-    def pause_sync(self, queue: str) -> None:
-        """Blocking variant of `pause`."""
-        return self._engine.run_sync(self.pause(queue))
-
-    def resume_sync(self, queue: str) -> None:
-        """Blocking variant of `resume`."""
-        return self._engine.run_sync(self.resume(queue))
-
-    def list_sync(self) -> builtins.list[QueueStatus]:
-        """Blocking variant of `list`."""
-        return self._engine.run_sync(self.list())
-
-    def paused_sync(self) -> frozenset[str]:
-        """Blocking variant of `paused`."""
-        return self._engine.run_sync(self.paused())
-
-    def next_start_sync(self, queue: str) -> datetime | None:
-        """Blocking variant of `next_start`."""
-        return self._engine.run_sync(self.next_start(queue))
+    pause_sync = blocking(pause)
+    resume_sync = blocking(resume)
+    list_sync = blocking(list)  # noqa: A003 - the method
+    paused_sync = blocking(paused)
+    next_start_sync = blocking(next_start)

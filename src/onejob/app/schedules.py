@@ -18,6 +18,7 @@ from onejob.core.step import Step
 from onejob.core.ticks import Missed
 from onejob.engine.engine import Engine
 from onejob.errors import InvalidSchedule, UnknownSchedule
+from onejob.tasks.blocking import blocking
 from onejob.tasks.call import Call
 from onejob.tasks.registry import Registry
 from onejob.tasks.schedule import KEEP, Schedule
@@ -167,45 +168,13 @@ class Schedules:
         await self._engine.apply([Step(ticks.end, key=schedule_key(self._engine, name))])
         return schedule
 
-    def all_sync(self) -> builtins.list[Schedule]:
-        """Blocking variant of `all`."""
-        return self._engine.run_sync(self.all())
-
-    def get_sync(self, name: str) -> Schedule:
-        """Blocking variant of `get`."""
-        return self._engine.run_sync(self.get(name))
-
-    def list_sync(self) -> builtins.list[ScheduleStatus]:
-        """Blocking variant of `list`."""
-        return self._engine.run_sync(self.list())
-
-    def add_sync(
-        self,
-        name: str,
-        call: Call[Any],
-        line: str | None = None,
-        *,
-        every: Duration | None = None,
-        timezone: str = "UTC",
-        overlap: Unique | Fluent | bool | None = KEEP,
-        missed: Missed = "one",
-    ) -> Schedule:
-        """Blocking variant of `add`."""
-        return self._engine.run_sync(
-            self.add(name, call, line, every=every, timezone=timezone, overlap=overlap, missed=missed)
-        )
-
-    def pause_sync(self, name: str) -> Schedule:
-        """Blocking variant of `pause`."""
-        return self._engine.run_sync(self.pause(name))
-
-    def resume_sync(self, name: str) -> Schedule:
-        """Blocking variant of `resume`."""
-        return self._engine.run_sync(self.resume(name))
-
-    def remove_sync(self, name: str) -> Schedule:
-        """Blocking variant of `remove`."""
-        return self._engine.run_sync(self.remove(name))
+    all_sync = blocking(all)  # noqa: A003 - the method
+    get_sync = blocking(get)
+    list_sync = blocking(list)  # noqa: A003 - the method
+    add_sync = blocking(add)
+    pause_sync = blocking(pause)
+    resume_sync = blocking(resume)
+    remove_sync = blocking(remove)
 
     async def _keep(self, schedule: Schedule) -> None:
         value = write_schedule(schedule)

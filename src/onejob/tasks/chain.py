@@ -12,6 +12,7 @@ from onejob.engine.jobs import cancel_job, delete_job
 from onejob.engine.short_ids import is_whole
 from onejob.errors import InvalidCall, ResultGone, UnknownJob
 from onejob.stores.queries import Awaiting, OfChain
+from onejob.tasks.blocking import blocking
 from onejob.tasks.registry import Registry
 from onejob.tasks.results import (
     FIRST_LOOK,
@@ -145,30 +146,10 @@ class Chain(Generic[R]):
             await delete_job(self._engine, job.id)
         return len(jobs)
 
-    def result_sync(self, timeout: Duration | None = None) -> R:
-        """Blocking variant of `result`."""
-        return self._engine.run_sync(self.result(timeout))
-
-    def status_sync(self) -> State:
-        """Blocking variant of `status`."""
-        return self._engine.run_sync(self.status())
-
-    def last_sync(self) -> Job:
-        """Blocking variant of `last`."""
-        return self._engine.run_sync(self.last())
-
-    def jobs_sync(self) -> list[Job]:
-        """Blocking variant of `jobs`."""
-        return self._engine.run_sync(self.jobs())
-
-    def dependants_sync(self, *, limit: int = 100) -> list[Job]:
-        """Blocking variant of `dependants`."""
-        return self._engine.run_sync(self.dependants(limit=limit))
-
-    def cancel_sync(self, *, reason: str = "cancelled") -> Job:
-        """Blocking variant of `cancel`."""
-        return self._engine.run_sync(self.cancel(reason=reason))
-
-    def delete_sync(self) -> int:
-        """Blocking variant of `delete`."""
-        return self._engine.run_sync(self.delete())
+    result_sync = blocking(result)
+    status_sync = blocking(status)
+    last_sync = blocking(last)
+    jobs_sync = blocking(jobs)
+    dependants_sync = blocking(dependants)
+    cancel_sync = blocking(cancel)
+    delete_sync = blocking(delete)

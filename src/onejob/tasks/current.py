@@ -18,6 +18,7 @@ from onejob.core.words import missing
 from onejob.engine.engine import Engine
 from onejob.engine.sealing import hide, place_in
 from onejob.errors import CompletionError, ContinuationError, InvalidCall, NoCurrentJob, OnejobError
+from onejob.tasks.blocking import blocking
 from onejob.tasks.call import Call
 from onejob.tasks.continuation import chosen_next
 from onejob.tasks.foreign import CONTEXT
@@ -184,9 +185,7 @@ class Context:
         newer = view.successor is not None and view.successor.id != job.id
         return not newer and not gives_way(job, view.mark)
 
-    def is_latest_sync(self) -> bool:
-        """Blocking variant of `is_latest`."""
-        return self._engine.run_sync(self.is_latest())
+    is_latest_sync = blocking(is_latest)
 
     async def release(self) -> bool:
         """Release this job's key before the run ends; the job that waits behind it may start at once.
@@ -202,9 +201,7 @@ class Context:
             raise answer
         return answer
 
-    def release_sync(self) -> bool:
-        """Blocking variant of `release`."""
-        return self._engine.run_sync(self.release())
+    release_sync = blocking(release)
 
     def transaction(self, *, connection: Any = None) -> Transaction:
         """Complete the job in one transaction with your own writes: `async with`, or `with` in a thread.
