@@ -16,9 +16,9 @@ from onejob.app.queues import Queues
 from onejob.app.reschedule import is_several, read_rescheduling
 from onejob.app.schedules import Schedules
 from onejob.app.stats import Stats, read_stats
-from onejob.app.values import WorkerOptions, read_defaults, read_key, read_namespace, seconds, shown
+from onejob.app.values import WorkerOptions, read_defaults, read_key, read_namespace, shown
 from onejob.core import holds, words
-from onejob.core.durations import Duration, duration
+from onejob.core.durations import Duration, duration, seconds
 from onejob.core.fluent import Fluent
 from onejob.core.job import Job, Replay, Retry, State
 from onejob.core.leasing import Rate

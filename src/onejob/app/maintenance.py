@@ -11,7 +11,7 @@ from onejob.app.move import Moved, move, refuse_same_store
 from onejob.app.move import Report as MoveReport
 from onejob.app.schedules import copy_schedules
 from onejob.core.decide import Outcome
-from onejob.core.durations import Duration, duration
+from onejob.core.durations import Duration, duration, seconds
 from onejob.engine import retention, sweep
 from onejob.engine.engine import Engine
 from onejob.engine.sweep import Sweeper, Swept
@@ -84,7 +84,7 @@ class Maintenance:
             A finding per check, or more where something is not well: "fail" asks for action, "warn" does not.
             The checks are named store, lateness, workers, tasks, holds and dead letters.
         """
-        limits = Limits(duration(max_age), max_dead, duration(timeout).total_seconds())
+        limits = Limits(duration(max_age), max_dead, seconds(timeout))
         return await check_health(self._engine, limits)
 
     def schema(self) -> Schema:

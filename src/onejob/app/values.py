@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, TypedDict
 from urllib.parse import urlsplit
 
-from onejob.core.durations import Duration, duration
+from onejob.core.durations import Duration
 from onejob.core.fluent import Fluent, policy_of
 from onejob.core.job import Retention, Retry, State
 from onejob.core.policy import Unique
@@ -30,11 +30,6 @@ class WorkerOptions(TypedDict, total=False):
     processes: int | None
     imported_as: str | None
     liveness_file: str | Path | None
-
-
-def seconds(value: Duration) -> float:
-    """Return a duration in seconds."""
-    return duration(value).total_seconds()
 
 
 def read_state(name: State | str) -> State:

@@ -59,6 +59,11 @@ def duration(value: Duration) -> timedelta:
     return delta
 
 
+def seconds(value: Duration) -> float:
+    """Return a duration as a number of seconds; raise InvalidDuration as `duration` does."""
+    return duration(value).total_seconds()
+
+
 def spell(delta: timedelta) -> str:
     """Return a duration as compact text, which `duration` reads back exactly unless it is negative.
 

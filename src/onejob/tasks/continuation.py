@@ -144,7 +144,7 @@ def stored_request(call: StoredCall, job: Job, result: bytes | None, sealer: Sea
         }
     )
     asked = template.fill_next(stored_payload(call, job, result, sealer), job, call.partition)
-    return Request(asked, delay=seconds(call.delay), expires_in=seconds(call.expires_in))
+    return Request(asked, delay=read_seconds(call.delay), expires_in=read_seconds(call.expires_in))
 
 
 def stored_payload(
@@ -159,6 +159,6 @@ def stored_payload(
     return clear, digest_of(sealer, clear, bytes(call.meta))
 
 
-def seconds(value: float | None) -> timedelta | None:
-    """Return a number of seconds as a timedelta."""
+def read_seconds(value: float | None) -> timedelta | None:
+    """Return a stored number of seconds as a timedelta."""
     return None if value is None else timedelta(seconds=value)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from onejob.core.durations import Duration, duration, spell
+from onejob.core.durations import Duration, duration, seconds, spell
 from onejob.core.fluent import Fluent, policy_of
 from onejob.core.job import Replay, Retention, Retry, State
 from onejob.core.policy import Unique
@@ -74,7 +74,7 @@ def declare(
         queue=queue,
         unique=policy_of(unique),
         retry=retry,
-        timeout=None if timeout is None else duration(timeout).total_seconds(),
+        timeout=None if timeout is None else seconds(timeout),
         priority=priority,
         give_up_on=(give_up_on,) if isinstance(give_up_on, type) else give_up_on,
         process=process,

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from onejob.core.durations import Duration, duration, spell
+from onejob.core.durations import Duration, duration, seconds, spell
 from onejob.core.job import EXPIRED, Job, State
 from onejob.engine.engine import Engine
 from onejob.engine.sealing import open_result, place_in, show
@@ -31,11 +31,6 @@ from onejob.tasks.why_job import JobStory
 
 LAST_WORD = 1.0  # seconds to find out how a job stands that has not ended in time
 FIRST_LOOK, LAST_LOOK = 1.0, 8.0  # seconds between looks while nothing changes; a change ends the wait sooner
-
-
-def seconds(timeout: Duration | None) -> float | None:
-    """Return a timeout in seconds."""
-    return None if timeout is None else duration(timeout).total_seconds()
 
 
 def refuse_deadlock(job: Job) -> None:
@@ -77,7 +72,7 @@ async def within(
     timeout: Duration | None, engine: Engine, registry: Registry, chain_ids: Sequence[str]
 ) -> AsyncIterator[None]:
     """Limit how long a block waits for chains; the TimeoutError says what the first of them waits for."""
-    timer = asyncio.timeout(seconds(timeout))
+    timer = asyncio.timeout(None if timeout is None else seconds(timeout))
     try:
         async with timer:
             yield
