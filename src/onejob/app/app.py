@@ -45,7 +45,7 @@ from onejob.tasks.call import Call, name_of
 from onejob.tasks.chain import Chain
 from onejob.tasks.collection import Tasks, declared_in
 from onejob.tasks.declaration import declare
-from onejob.tasks.decorators import Register, Schedule
+from onejob.tasks.decorators import RegisterSchedule, RegisterTask
 from onejob.tasks.explain import absorbed_by_job
 from onejob.tasks.options import Options
 from onejob.tasks.registry import Registry
@@ -207,7 +207,7 @@ class App:
         partition: str | Callable[..., object] | None = None,
         replay: Replay | None = None,
         retention: Mapping[State | str, Duration] | None = None,
-    ) -> Register: ...
+    ) -> RegisterTask: ...
     def task(
         self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **policies: Any
     ) -> Any:
@@ -300,7 +300,7 @@ class App:
         name: str | None = None,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Schedule:
+    ) -> RegisterSchedule:
         """Run a task on a schedule; a decorator above `@app.task`, or above a function.
 
         Args:
@@ -340,7 +340,7 @@ class App:
             declare_schedule(self._registry, schedule)
             return task
 
-        return cast("Schedule", decorate)
+        return cast("RegisterSchedule", decorate)
 
     def queue(
         self,

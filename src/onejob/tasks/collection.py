@@ -12,7 +12,7 @@ from onejob.core.job import Replay, Retry, State
 from onejob.core.policy import Unique
 from onejob.core.ticks import Missed
 from onejob.errors import InvalidCall, InvalidPolicy
-from onejob.tasks.decorators import Register, Schedule
+from onejob.tasks.decorators import RegisterSchedule, RegisterTask
 from onejob.tasks.request import RequestBuilder
 from onejob.tasks.schedules import line_of
 from onejob.tasks.task import Task
@@ -86,7 +86,7 @@ class Tasks:
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
-    def task(self, /, **options: Unpack[TaskOptions]) -> Register: ...
+    def task(self, /, **options: Unpack[TaskOptions]) -> RegisterTask: ...
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Declare a task; a decorator with the options of `@app.task`, which are checked by `app.include`."""
         if function is not None and not callable(function):
@@ -97,7 +97,7 @@ class Tasks:
 
         return declare if function is None else declare(function)
 
-    def cron(self, line: str | None = None, /, **options: Unpack[ScheduleOptions]) -> Schedule:
+    def cron(self, line: str | None = None, /, **options: Unpack[ScheduleOptions]) -> RegisterSchedule:
         """Run a task on a schedule; a decorator above `@tasks.task` or a function, as `@app.cron` is."""
         line_of(line, options.get("every"))
 
@@ -108,7 +108,7 @@ class Tasks:
             declared.schedules.append((line, options))
             return declared.task
 
-        return cast("Schedule", decorate)
+        return cast("RegisterSchedule", decorate)
 
     def _declare(self, function: Callable[..., Any], options: TaskOptions) -> Declared:
         name = options.get("name") or str(getattr(function, "__name__", ""))

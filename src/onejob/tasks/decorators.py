@@ -11,7 +11,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Register:
+class RegisterTask:
     """The type of `app.task(…)` as a decorator."""
 
     @overload
@@ -23,7 +23,7 @@ class Register:
         raise NotImplementedError
 
 
-class Schedule:
+class RegisterSchedule:
     """The type of `app.cron(…)` as a decorator."""
 
     @overload
