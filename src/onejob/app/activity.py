@@ -70,8 +70,9 @@ class Activity:
         Raises:
             InvalidCall: A state or the key cannot be read.
         """
-        page = {"before": before, "limit": max(limit, 1)}
-        query = read_filters(self._engine.namespace, state, key, queue=queue, task=task, offset=0, **page)
+        query = read_filters(
+            self._engine.namespace, state, key, queue=queue, task=task, before=before, limit=max(limit, 1)
+        )
         return await search(self._engine, query, test, seconds=seconds, most=most)
 
     search_sync = blocking(search)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, o
 
 from onejob.app.activity import Activity
 from onejob.app.dead_letters import DeadLetters
-from onejob.app.listing import list_chains, read_filters, read_held
+from onejob.app.listing import list_chains, read_filters
 from onejob.app.maintenance import Maintenance
 from onejob.app.queues import Queues
 from onejob.app.reschedule import is_several, read_rescheduling
 from onejob.app.schedules import Schedules
 from onejob.app.stats import Stats, read_stats
-from onejob.app.values import WorkerOptions, read_defaults, read_key, read_namespace, shown
+from onejob.app.values import WorkerOptions, read_count, read_defaults, read_key, read_namespace, shown
 from onejob.core import holds, words
 from onejob.core.durations import Duration, duration, seconds
 from onejob.core.fluent import Fluent
@@ -37,6 +37,7 @@ from onejob.observe.doctor import examine
 from onejob.observe.why import Why, why
 from onejob.stores.contract import Finding, FullStore, Guarantees
 from onejob.stores.open import open_store
+from onejob.stores.queries import Listed
 from onejob.tasks import foreign
 from onejob.tasks.admission import Admission, JobLike, id_of
 from onejob.tasks.blocking import blocking
@@ -466,10 +467,10 @@ class App:
         Raises:
             InvalidCall: A state or the key cannot be read.
         """
-        page = {"before": before, "limit": limit, "offset": offset}
-        return await self._engine.find(
-            read_filters(self.namespace, state, key, queue=queue, task=task, **page)
+        query = read_filters(
+            self.namespace, state, key, queue=queue, task=task, before=before, limit=limit, offset=offset
         )
+        return await self._engine.find(query)
 
     jobs_sync = blocking(jobs)
 
@@ -602,7 +603,8 @@ class App:
         Args:
             limit: How many to look at at most.
         """
-        found = await self._engine.find(read_held(self.namespace, limit))
+        held = Listed(namespace=self.namespace, held=True, limit=read_count(limit))
+        found = await self._engine.find(held)
         now = self._engine.store.now()
         return [job for job in found if holds.holding(job, now) or job.is_successor]
 

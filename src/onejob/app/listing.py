@@ -1,4 +1,4 @@
-"""Read the filters of `app.jobs`, and list chains."""
+"""Lists of jobs and of chains: the filters of `app.jobs`, and searches that end in time."""
 
 from __future__ import annotations
 
@@ -26,27 +26,25 @@ def read_filters(
     *,
     queue: str | None,
     task: str | Task[..., Any] | None,
-    **page: Any,
+    before: str | None,
+    limit: int,
+    offset: int = 0,
 ) -> Listed | ByKey:
     """Return the query of `app.jobs`; raise InvalidCall for a filter that cannot be read."""
     states = [state] if isinstance(state, str) else state
     task = task.name if isinstance(task, Task) else task
-    page |= {what: read_count(page[what], what) for what in ("limit", "offset")}
-    for what, name in (("queue", queue), ("task", task), ("before", page.get("before"))):
+    for what, name in (("queue", queue), ("task", task), ("before", before)):
         refuse_no_name(name, what)
     chosen: dict[str, Any] = {
         "namespace": namespace,
         "states": frozenset(read_state(name) for name in states),
         "queue": queue,
         "task": task,
-        **page,
+        "before": before,
+        "limit": read_count(limit),
+        "offset": read_count(offset, "offset"),
     }
     return Listed(**chosen) if key is None else ByKey(key=read_key(key), **chosen)
-
-
-def read_held(namespace: str, limit: int) -> Listed:
-    """Return the query of `app.holds`."""
-    return Listed(namespace=namespace, held=True, limit=read_count(limit))
 
 
 async def list_chains(engine: Engine, state: State | str | None, limit: int) -> list[Job]:
