@@ -32,7 +32,7 @@ from onejob.engine.absorbed_log import (
 from onejob.engine.recorded_requests import PER_TASK, RequestRecorder
 from onejob.errors import StoreError
 from onejob.stores.contract import Counters, Observations, Tally
-from onejob.stores.fork_generation import generation
+from onejob.stores.per_process import generation
 
 log = logging.getLogger("onejob")
 

@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 from onejob.errors import InvalidCall, OnejobError
-from onejob.stores.fork_generation import generation
+from onejob.stores.per_process import generation
 
 T = TypeVar("T")
 

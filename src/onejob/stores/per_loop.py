@@ -19,8 +19,8 @@ class Own(Protocol):
 T = TypeVar("T", bound=Own)
 
 
-class Loops(Generic[T]):
-    """What all event loops have of a store."""
+class PerLoop(Generic[T]):
+    """What each event loop has of a store, created at its first use."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -29,9 +29,9 @@ class Loops(Generic[T]):
 
     def here(self) -> T:
         """Return what the running loop has; create it at the first use."""
-        return self._by_loop.get(asyncio.get_running_loop()) or self._welcome()
+        return self._by_loop.get(asyncio.get_running_loop()) or self._create()
 
-    def _welcome(self) -> T:
+    def _create(self) -> T:
         """Create it, and cut what closed loops have left: a connection keeps its loop alive."""
         with self._lock:
             for loop, own in self.items():

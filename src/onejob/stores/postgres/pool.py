@@ -20,7 +20,7 @@ from psycopg.rows import tuple_row
 
 from onejob.errors import StoreTimeout, StoreUnavailable
 from onejob.stores.flow import Flow, Query
-from onejob.stores.fork_generation import generation
+from onejob.stores.per_process import generation
 from onejob.stores.postgres.connection import TEXTS, StoreConnection, ask
 from onejob.stores.postgres.errors import ConnectionLost, translated
 from onejob.stores.postgres.server import Server

@@ -20,10 +20,9 @@ from onejob.core.step import Step, View
 from onejob.errors import InvalidCall, OnejobError, StoreError, StoreUnavailable
 from onejob.stores.contract import Finding, Guarantees, Leased, Observation, Schema, Tally, utcnow
 from onejob.stores.flow import Flow, Query, enter_blocking, run_blocking
-from onejob.stores.fork_generation import generation
 from onejob.stores.gathering import Gathering
-from onejob.stores.opening import Opening
-from onejob.stores.per_loop import Loops
+from onejob.stores.per_loop import PerLoop
+from onejob.stores.per_process import PerProcess, generation
 from onejob.stores.postgres import admit, health
 from onejob.stores.postgres.admit import waiting
 from onejob.stores.postgres.caller_transaction import apply_within, count_within, run_within
@@ -76,7 +75,7 @@ class OpenStore:
         self.generation = generation()
         self.server = greet(server)
         self.threads = Callers(self.server, blocks=True)
-        self.loops = Loops(lambda: Callers(self.server, blocks=False))
+        self.loops = PerLoop(lambda: Callers(self.server, blocks=False))
         self.notifier = Notifier(lambda query: run_blocking(self.threads.run(lambda _: send(query))))
         self._wakeup = wakeup
         self._listener: Listener | None = None
@@ -156,7 +155,7 @@ class PostgresStore(ReadingStore):
             changed=self._notify,
         )
         self._in_doubt: dict[str, str] = {}  # transactions whose commit was not confirmed, by batch
-        self._opening = Opening(lambda: OpenStore(self._server, self._wakeup))
+        self._opening = PerProcess(lambda: OpenStore(self._server, self._wakeup))
         self._open = self._opening.get
 
     def __repr__(self) -> str:

@@ -18,9 +18,9 @@ from onejob.core.leasing import Lease
 from onejob.core.step import Step, View
 from onejob.errors import OnejobError
 from onejob.stores.contract import Counts, Finding, Guarantees, Leased, Observation, Schema, Tally
-from onejob.stores.fork_generation import generation
 from onejob.stores.gathering import Gathering
-from onejob.stores.per_loop import Loops
+from onejob.stores.per_loop import PerLoop
+from onejob.stores.per_process import generation
 from onejob.stores.queries import Query
 from onejob.stores.redis import health, reads
 from onejob.stores.redis.clearing import clear
@@ -61,7 +61,7 @@ class Opened:
         nodes.refresh()
         self.connections = Connections(nodes, clock)
         self.server = health.Server(nodes, space, self.connections)
-        self._loops = Loops(lambda: OfLoop(nodes, space, clock))
+        self._loops = PerLoop(lambda: OfLoop(nodes, space, clock))
 
     @property
     def here(self) -> OfLoop:

@@ -25,8 +25,8 @@ from onejob.core.job import Job
 from onejob.core.step import View
 from onejob.errors import AdmissionBusy, StoreError, StoreTimeout, StoreUnavailable
 from onejob.stores.columns import INDEX, Unreadable, read_job
-from onejob.stores.fork_generation import generation
 from onejob.stores.group_commit import Closed, GroupCommit
+from onejob.stores.per_process import generation
 from onejob.stores.salvage import salvage
 from onejob.stores.sqlite.errors import translated, translating
 from onejob.stores.sqlite.rows import insertion, whole

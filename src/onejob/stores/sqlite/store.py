@@ -24,7 +24,7 @@ from onejob.stores.columns import Unreadable
 from onejob.stores.contract import Finding, Guarantees, Leased, Observation, Schema, Tally, utcnow
 from onejob.stores.flow import Flow
 from onejob.stores.group_commit import Closed
-from onejob.stores.opening import Opening
+from onejob.stores.per_process import PerProcess
 from onejob.stores.sql.observations import forget, observations, observe
 from onejob.stores.sql.reading import ReadingStore, clear, put_setting
 from onejob.stores.sql.schema import script_after
@@ -93,7 +93,7 @@ class SQLiteStore(ReadingStore):
         self.guarantees = GUARANTEES[synchronous]
         self._synchronous: Synchronous = synchronous
         self._admission_timeout = admission_timeout
-        self._opening = Opening(
+        self._opening = PerProcess(
             partial(  # without a reference to this store, so that a store that is dropped closes its file
                 Database,
                 self.path,

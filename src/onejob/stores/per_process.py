@@ -1,13 +1,27 @@
-"""What one process has open of a store: opened at the first use, and again after a fork or after `take`."""
+"""What each process that uses a store has for itself: what was opened before a fork belongs to the parent."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from onejob.stores.fork_generation import generation
+_generation = 0
+
+
+def generation() -> int:
+    """Return how many forks led to this process; cheaper than asking the system for the process id."""
+    return _generation
+
+
+def _forked() -> None:
+    global _generation  # noqa: PLW0603 - the counter is the point
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Opened(Protocol):
@@ -19,8 +33,8 @@ class Opened(Protocol):
 T = TypeVar("T", bound=Opened)
 
 
-class Opening(Generic[T]):
-    """Opens what a store needs, once per process."""
+class PerProcess(Generic[T]):
+    """What a process has open of a store: opened at the first use, and again after a fork or after `take`."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
