@@ -13,10 +13,18 @@ from onejob.app.dead_letters import DeadLetters
 from onejob.app.listing import list_chains, read_filters
 from onejob.app.maintenance import Maintenance
 from onejob.app.queues import Queues
-from onejob.app.reschedule import is_several, read_rescheduling
 from onejob.app.schedules import Schedules
 from onejob.app.stats import Stats, read_stats
-from onejob.app.values import WorkerOptions, read_count, read_defaults, read_key, read_namespace, shown
+from onejob.app.values import (
+    WorkerOptions,
+    is_several,
+    read_count,
+    read_defaults,
+    read_key,
+    read_namespace,
+    read_rescheduling,
+    shown,
+)
 from onejob.core import holds, words
 from onejob.core.durations import Duration, duration, seconds
 from onejob.core.fluent import Fluent

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 from urllib.parse import urlsplit
 
-from onejob.core.durations import Duration
+from onejob.core.durations import Duration, duration
 from onejob.core.fluent import Fluent, policy_of
 from onejob.core.job import Retention, Retry, State
 from onejob.core.policy import Unique
+from onejob.core.step import Step
 from onejob.core.text import is_name
+from onejob.engine.jobs import rescheduling
 from onejob.errors import InvalidCall, InvalidPolicy
+from onejob.tasks.admission import id_of
 from onejob.tasks.foreign import instead_of_retry
+from onejob.tasks.options import is_aware
 
 KEY_BYTES = 32
 
@@ -103,3 +109,27 @@ def shown(url: str) -> str:
     """Return a URL without user, password and options."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+# ── moving jobs to another time ───────────────────────────────────────────────────────────────────
+
+
+def is_several(job: object) -> bool:
+    """Return whether an argument names several jobs."""
+    return isinstance(job, list | tuple)
+
+
+def read_rescheduling(
+    job: Any, at: datetime | None, delay: Duration | None
+) -> tuple[list[str], Callable[[Sequence[str]], list[Step[Any]]]]:
+    """Return the ids of jobs, which may be short, and what returns the steps that move jobs by their ids.
+
+    Raises:
+        InvalidCall: The times have no meaning.
+    """
+    if (at is None) == (delay is None):
+        raise InvalidCall("reschedule(…) needs one time: write at=datetime(…, tzinfo=UTC), or delay=.")
+    if at is not None and not is_aware(at):
+        raise InvalidCall(f"at={at!r}: write a datetime with a time zone.")
+    ids = [id_of(one) for one in (job if is_several(job) else [job])]
+    return ids, partial(rescheduling, at=at, delay=None if delay is None else duration(delay))
