@@ -169,7 +169,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first used, so that `import onejob` is fast."""
     if name not in _HOME:
-        from onejob.core.words import MODULE
+        from onejob.core.suggestions import MODULE
 
         if name in MODULE:  # an ImportError, because `from onejob import …` replaces an AttributeError
             raise ImportError(f"onejob has no {name}: write {MODULE[name]}.", name=__name__)

@@ -25,7 +25,7 @@ from onejob.app.values import (
     read_rescheduling,
     shown,
 )
-from onejob.core import holds, words
+from onejob.core import holds, suggestions
 from onejob.core.durations import Duration, duration, seconds
 from onejob.core.fluent import Fluent
 from onejob.core.job import Job, Replay, Retry, State
@@ -70,7 +70,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@words.answers_unknown(words.APP)
+@suggestions.answers_unknown(suggestions.APP)
 class App:
     """Tasks, a store for their jobs, and the policies that they share.
 
@@ -162,7 +162,7 @@ class App:
 
         def __getattr__(self, name: str) -> Any:
             """Raise AttributeError; for a word of other job systems, say what to write instead."""
-            raise words.missing(self, name, foreign.APP)
+            raise suggestions.missing(self, name, foreign.APP)
 
     def __repr__(self) -> str:
         """Return the store, without user and password, and the namespace."""

@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 
 import msgspec
 
-from onejob.core import words
+from onejob.core import suggestions
 from onejob.core.durations import Duration, duration
 from onejob.errors import InvalidPolicy
 
@@ -90,7 +90,7 @@ class Arrival:
     FAILED = b"2"
 
 
-@words.answers_unknown(words.RETRY)
+@suggestions.answers_unknown(suggestions.RETRY)
 @dataclass(frozen=True, slots=True)
 class Retry:
     """How often and how soon a failed attempt is tried again.

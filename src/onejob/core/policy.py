@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any, Literal, Self, TypedDict, Unpack, cast
 
-from onejob.core import words
+from onejob.core import suggestions
 from onejob.core.durations import Duration, duration, spell
 from onejob.core.job import INCOMPLETE, TERMINAL, WAITING, Merging, State, Trait, mask
 from onejob.core.merge import REDUCERS, Reducer, stored_merging
@@ -122,7 +122,7 @@ def _fill_preset(more: Mapping[str, Any], **preset: Any) -> dict[str, Any]:
     return {**preset, **more}
 
 
-@words.answers_unknown(words.UNIQUE)
+@suggestions.answers_unknown(suggestions.UNIQUE)
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Unique:
     """A policy of uniqueness: what is the same work, how long its key is held, what another request does.

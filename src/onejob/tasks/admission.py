@@ -12,7 +12,7 @@ import msgspec
 from onejob.core.decide import Outcome, Refusal, Verdict
 from onejob.core.durations import Duration
 from onejob.core.job import Job
-from onejob.core.words import missing
+from onejob.core.suggestions import missing
 from onejob.engine.engine import Engine, is_absorbed
 from onejob.errors import InvalidCall, ResultGone
 from onejob.stores.contract import Guarantees

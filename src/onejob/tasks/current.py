@@ -14,7 +14,7 @@ from onejob.core.holds import gives_way
 from onejob.core.job import Job
 from onejob.core.manual import release_own
 from onejob.core.step import Step
-from onejob.core.words import missing
+from onejob.core.suggestions import missing
 from onejob.engine.engine import Engine
 from onejob.engine.sealing import hide, place_in
 from onejob.errors import CompletionError, ContinuationError, InvalidCall, NoCurrentJob, OnejobError

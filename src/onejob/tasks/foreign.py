@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from onejob.core.words import nearest
+from onejob.core.suggestions import nearest
 
 METHODS = {
     **dict.fromkeys(

@@ -13,7 +13,7 @@ from onejob.core.durations import Duration
 from onejob.core.fluent import Fluent
 from onejob.core.job import Retry
 from onejob.core.policy import Unique
-from onejob.core.words import missing
+from onejob.core.suggestions import missing
 from onejob.errors import InvalidCall, InvalidPolicy
 from onejob.tasks.admission import Admission
 from onejob.tasks.call import Call

@@ -22,8 +22,8 @@ import msgspec
 from onejob.core.job import Job, State, alter
 from onejob.core.runs import Completed, Failed, HandedBack, Result, Settled, Snoozed, Stopped, settle
 from onejob.core.step import Changes, Step, View, answering
+from onejob.core.suggestions import NO_EXCEPTION, RAISE
 from onejob.core.text import storable
-from onejob.core.words import NO_EXCEPTION, RAISE
 from onejob.engine.engine import Engine
 from onejob.engine.events import RunStep
 from onejob.engine.log_lines import about

@@ -1,4 +1,4 @@
-"""Names that do not exist: misspelled, or words of other job systems. What to write instead."""
+"""Suggestions for names that do not exist: misspelled, or words of other job systems."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def answers_unknown(words: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
             try:
                 create(self, *args, **options)
             except TypeError as error:
-                raise answered(cls.__name__, create, options, words) or error from None
+                raise unknown_option(cls.__name__, create, options, words) or error from None
 
         cls.__init__ = __init__  # type: ignore[method-assign]
         return cls
@@ -79,7 +79,7 @@ def answers_unknown(words: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
-def answered(
+def unknown_option(
     name: str, create: Callable[..., object], options: Iterable[str], words: Mapping[str, str]
 ) -> TypeError | None:
     """Return the error for the first option that a class does not have; None if it has them all."""
