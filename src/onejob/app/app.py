@@ -186,6 +186,9 @@ class App:
     def task_named(self, name: str) -> Task[..., Any]:
         """Return a task by name.
 
+        Args:
+            name: The task's name.
+
         Raises:
             UnknownTask: No task has that name.
         """
@@ -484,6 +487,9 @@ class App:
 
     def reveal(self, job: Job) -> Job:
         """Return a job with its arguments, result, errors and progress in clear text.
+
+        Args:
+            job: The job, as the app returned it.
 
         Raises:
             Unsealable: The app's codec has no key that opens them.

@@ -128,7 +128,11 @@ class DeadLetters:
         return sorted(groups.values(), key=lambda one: (-one.count, one.task, one.error, one.message))
 
     async def ids(self, **filters: Unpack[DeadFilter]) -> builtins.list[str]:
-        """Return the ids of all dead letters that match, newest first."""
+        """Return the ids of all dead letters that match, newest first.
+
+        Args:
+            **filters: Which dead letters, see `DeadLetters`.
+        """
         return [job.id async for some in self._find(filters) for job in some]
 
     async def replay(self, job_id: JobLike, *, args: Mapping[str, Any] | None = None) -> Admission[Any]:

@@ -58,6 +58,9 @@ class Queues:
     async def pause(self, queue: str) -> None:
         """Start no more jobs of a queue, on any worker, until it is resumed; running jobs finish.
 
+        Args:
+            queue: The queue's name.
+
         Raises:
             UnknownQueue: The app declares tasks, but no queue of that name.
         """
@@ -68,6 +71,9 @@ class Queues:
 
     async def resume(self, queue: str) -> None:
         """Let workers start jobs of a queue again, at once.
+
+        Args:
+            queue: The queue's name.
 
         Raises:
             UnknownQueue: The queue is not paused, and the app, which declares tasks, does not declare it.
@@ -81,7 +87,11 @@ class Queues:
         return frozenset(await self._engine.store.settings(self._engine.namespace, PAUSED))
 
     async def next_start(self, queue: str) -> datetime | None:
-        """Return when the rate of a queue allows the next start; None if it does now, or has no rate."""
+        """Return when the rate of a queue allows the next start; None if it does now, or has no rate.
+
+        Args:
+            queue: The queue's name.
+        """
         declared = self._registry.queues.get(queue)
         if declared is None or declared.rate is None:
             return None

@@ -64,6 +64,9 @@ class Schedules:
     async def get(self, name: str) -> Schedule:
         """Return one schedule.
 
+        Args:
+            name: The schedule's name.
+
         Raises:
             UnknownSchedule: No schedule has that name.
         """
@@ -134,6 +137,9 @@ class Schedules:
     async def pause(self, name: str) -> Schedule:
         """Pause a schedule until it is resumed.
 
+        Args:
+            name: The schedule's name.
+
         Raises:
             UnknownSchedule: No schedule has that name.
         """
@@ -143,6 +149,9 @@ class Schedules:
 
     async def resume(self, name: str) -> Schedule:
         """Resume a schedule; ticks that were due while it was paused are not missed.
+
+        Args:
+            name: The schedule's name.
 
         Raises:
             UnknownSchedule: No schedule has that name.
@@ -156,6 +165,9 @@ class Schedules:
 
     async def remove(self, name: str) -> Schedule:
         """Remove a schedule that was added; its jobs stay.
+
+        Args:
+            name: The schedule's name.
 
         Raises:
             InvalidSchedule: The schedule is declared in code.

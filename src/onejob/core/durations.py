@@ -95,7 +95,7 @@ def rough(delta: timedelta) -> str:
 
 
 def when(moment: datetime, now: datetime) -> str:
-    """Write a time in UTC, and how far away it is."""
+    """Return a time as text in UTC, with how far away it is."""
     distance = moment - now
     away = f"in {rough(distance)}" if distance > timedelta() else f"{rough(-distance)} ago"
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({away})"
@@ -128,7 +128,7 @@ def _parse(text: str) -> timedelta:
 
 
 def _multiply(count: str, unit: timedelta) -> Fraction:
-    """Count microseconds exactly; a float would lose some of them in a long duration."""
+    """Return exact microseconds; a float would lose some of them in a long duration."""
     return Fraction(count.replace(",", ".")) * (unit // timedelta.resolution)
 
 

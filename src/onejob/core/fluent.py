@@ -75,15 +75,27 @@ class Fluent:
         return self._with(on_conflict="reject")
 
     def or_update(self, *also: str) -> Fluent:
-        """Let a duplicate overwrite the waiting job's payload, and the named fields."""
+        """Let a duplicate overwrite the waiting job's payload.
+
+        Args:
+            *also: What else it overwrites: "queue", "priority", "time", "place", "retry", "timeout".
+        """
         return self._with(on_conflict="update", fields=also)
 
     def or_replace(self, *, keep_schedule: bool = False) -> Fluent:
-        """Let a duplicate take the waiting job's place."""
+        """Let a duplicate take the waiting job's place.
+
+        Args:
+            keep_schedule: Whether it runs at the time of the job that it replaces.
+        """
         return self._with(on_conflict="replace", keep_schedule=keep_schedule)
 
     def while_active(self, on_active: OnActive) -> Fluent:
-        """Choose what a request does while the holder runs."""
+        """Choose what a request does while the holder runs.
+
+        Args:
+            on_active: "keep", "reject", "rerun" afterwards, or "cancel" the run.
+        """
         return self._with(on_active=on_active)
 
     def version(self, name: str) -> Fluent:
@@ -91,15 +103,30 @@ class Fluent:
         return self._with(version=name)
 
     def merge(self, how: Mapping[str, str | Reducer] | Reducer, *, cap: int = 1000) -> Fluent:
-        """Combine payloads instead of overwriting them."""
+        """Combine payloads instead of overwriting them.
+
+        Args:
+            how: A reducer for each argument, such as {"ids": "union"}, or a function of both payloads.
+            cap: The largest number of items that a merged argument may have.
+        """
         return self._with(merge=how, merge_cap=cap)
 
     def debounce(self, wait: Duration, max_wait: Duration | None = None) -> Fluent:
-        """Run when no request has arrived for `wait`, and after `max_wait` at the latest."""
+        """Run with the last payload when no request has arrived for a while.
+
+        Args:
+            wait: How long no request may arrive before the job runs.
+            max_wait: How long after the first request the job runs at the latest; None means no limit.
+        """
         return self._with(on_conflict="update", wait=wait, max_wait=max_wait)
 
     def throttle(self, every: Duration, edges: Edges = "first") -> Fluent:
-        """Admit one job per key and window."""
+        """Admit one job per key and window.
+
+        Args:
+            every: The length of the window, which begins with the first request.
+            edges: "first" runs the first request of a window; "first+last" also the last one, at its end.
+        """
         return self._with(until="forever", within=every, edges=edges)
 
     def bump(self) -> Fluent:
@@ -123,7 +150,7 @@ unique = Fluent()
 
 
 def policy_of(value: Unique | Fluent | bool | None) -> Unique | None:  # noqa: FBT001 - unique=True is the shortest policy
-    """Read every form in which a policy may be given."""
+    """Return a policy that is given in any of its forms; None for False and None."""
     if isinstance(value, Fluent):
         return value.policy
     if isinstance(value, bool):

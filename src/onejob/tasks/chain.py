@@ -117,12 +117,19 @@ class Chain(Generic[R]):
                 pause = await wait_for_change(self._engine, seen, pause)
 
     async def dependants(self, *, limit: int = 100) -> list[Job]:
-        """Return the jobs that wait for the chain."""
+        """Return the jobs that wait for the chain.
+
+        Args:
+            limit: How many to look at at most.
+        """
         query = Awaiting(namespace=self._engine.namespace, chains=[await self._whole_id()], limit=limit)
         return [job for job in await self._engine.find(query) if job.state is State.PENDING]
 
     async def cancel(self, *, reason: str = "cancelled") -> Job:
         """Cancel the chain: no further job of it starts, and a running one is asked to stop.
+
+        Args:
+            reason: What the cancelled job keeps as its reason.
 
         Returns:
             The last job as it is then.

@@ -88,7 +88,12 @@ class Tasks:
     @overload
     def task(self, /, **options: Unpack[TaskOptions]) -> RegisterTask: ...
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-        """Declare a task; a decorator with the options of `@app.task`, which are checked by `app.include`."""
+        """Declare a task; a decorator, with or without options.
+
+        Args:
+            function: The handler.
+            **options: Those of `@app.task`; `app.include` checks them.
+        """
         if function is not None and not callable(function):
             raise InvalidPolicy(f"tasks.task({function!r}) is given no function: write name={function!r}.")
 
@@ -98,7 +103,15 @@ class Tasks:
         return declare if function is None else declare(function)
 
     def cron(self, line: str | None = None, /, **options: Unpack[ScheduleOptions]) -> RegisterSchedule:
-        """Run a task on a schedule; a decorator above `@tasks.task` or a function, as `@app.cron` is."""
+        """Run a task on a schedule; a decorator above `@tasks.task` or a function, as `@app.cron` is.
+
+        Args:
+            line: A cron line such as "0 9 * * MON-FRI".
+            **options: Those of `@app.cron`.
+
+        Raises:
+            InvalidSchedule: Neither a line nor `every=` is given, or both are.
+        """
         line_of(line, options.get("every"))
 
         def decorate(task: Task[..., Any] | Callable[..., Any]) -> Task[..., Any]:

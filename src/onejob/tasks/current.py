@@ -206,8 +206,10 @@ class Context:
     def transaction(self, *, connection: Any = None) -> Transaction:
         """Complete the job in one transaction with your own writes: `async with`, or `with` in a thread.
 
-        The block gets a connection to write on, and commits at its end. With `connection`, it joins the
-        transaction that you have opened there, and you commit.
+        The block gets a connection to write on, and commits at its end.
+
+        Args:
+            connection: Your connection, to join the transaction that you have opened there; then you commit.
 
         Raises:
             NoTransactions: The store has no transactions.
@@ -219,8 +221,15 @@ class Context:
     def returns(self, value: T) -> T:
         """Set the job's result inside `transaction()`, because the handler returns after the commit.
 
+        Args:
+            value: The result.
+
         Returns:
             The value, so that you can write `return current().returns(value)`.
+
+        Raises:
+            CompletionError: No transaction of this run is open.
+            UnencodableArgument: The value has no JSON form.
         """
         if not self._run.in_transaction:
             raise CompletionError(

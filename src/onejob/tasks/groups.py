@@ -184,6 +184,9 @@ def following(call: Call[Any], admissions: Sequence[Admission[Any]], traits: int
 def group(*calls: Call[R]) -> Group[R]:
     """Return calls that run side by side.
 
+    Args:
+        *calls: The calls.
+
     Examples:
         >>> members = await group(*(resize.call(name) for name in names)).enqueue()
         >>> await members.results()

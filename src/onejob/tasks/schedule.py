@@ -61,6 +61,11 @@ class Schedule:
         return said if isinstance(self.parsed, cron.Every) else f"{said}, {self.timezone} time"
 
     def upcoming(self, after: datetime, most: int = SHOWN) -> list[datetime]:
-        """Return the next ticks after a time, in the schedule's own time zone."""
+        """Return the next ticks, in the schedule's own time zone.
+
+        Args:
+            after: An aware time; later ticks are returned.
+            most: How many to return at most.
+        """
         found = islice(cron.ticks(self.parsed, self.zone, after), most)
         return [one.astimezone(self.zone) for one in found]
