@@ -57,3 +57,15 @@ def test_wrong_imports_and_modules_without_a_place_are_noticed(tmp_path: Path) -
     for (importer, imported), contract in WRONG.items():
         assert f"{contract} BROKEN" in said
         assert f"onejob.{importer} -> {imported} (l." in said
+
+
+def test_a_circle_in_a_package_without_a_stated_order_is_noticed(tmp_path: Path) -> None:
+    package = shutil.copytree(ROOT / "src" / "onejob", tmp_path / "onejob")
+    with (package / "stores" / "redis" / "url.py").open("a") as text:
+        text.write("\nimport onejob.stores.redis.store\n")
+
+    report = lint_imports(tmp_path)
+
+    assert report.returncode == 1
+    assert "No cycles are allowed in onejob.stores.redis." in report.stdout
+    assert ".url -> .store (1 import)" in report.stdout
