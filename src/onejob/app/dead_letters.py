@@ -33,8 +33,8 @@ LONGEST = 200  # characters of a message by which dead letters are grouped
 VARYING = (  # parts of a message that differ between dead letters with the same cause
     (re.compile(r"""(?<!\w)(["'])(?:(?!\1).)*\1(?!\w)"""), "'…'"),
     (re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE), "#"),
-    (re.compile(r"\b(?:0x[0-9a-f]+|(?=[0-9a-f]*\d)[0-9a-f]{8,})\b", re.IGNORECASE), "#"),
-    (re.compile(r"\d+(?:[.,:]\d+)*"), "#"),
+    (re.compile(r"\b(?:0x[0-9a-f]+|(?=[0-9a-f]*\d)[0-9a-f]{4,})\b", re.IGNORECASE), "#"),
+    (re.compile(r"\d+(?:[.,:]\d+)*[a-z]*\b|\d+", re.IGNORECASE), "#"),
     (re.compile(r"\s+"), " "),
 )
 
