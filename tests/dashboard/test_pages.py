@@ -12,10 +12,21 @@ from urllib.parse import parse_qsl
 import msgspec
 import pytest
 
-from onejob import App, Percentiles, State, Times, Timings, Unique, WorkerStatus, current
+from onejob import (
+    AbsorbedRequest,
+    App,
+    Job,
+    Percentiles,
+    State,
+    Times,
+    Timings,
+    Unique,
+    WorkerStatus,
+    current,
+)
 from onejob.engine.presence import report
 from onejob.http import dashboard
-from onejob.http.pages.charts import draw_area, draw_sparks
+from onejob.http.pages.charts import Lane, draw_area, draw_lanes, draw_sparks
 from onejob.http.pages.live import events
 from onejob.http.pages.samples import MOST_LINKED, Point, count, digest, saved_words
 from onejob.http.pages.text import limits
@@ -370,7 +381,9 @@ async def test_a_key_is_released_only_with_a_reason_from_the_job_that_was_shown(
     [job] = await app.jobs(task="send_invoice")
     assert job.key is not None
     page, act = f"/keys/{job.key.hex()}", f"/keys/{job.key.hex()}/release"
-    assert "holds this key" in await full.text(page)
+    html = await full.text(page)
+    assert "A new request would <strong>not start a job</strong>: the completed job" in html
+    assert "holds this key" in html
     assert "give a reason" in await full.post(act, page, job=job.id, reason=" ")
     assert "holds the key now" in await full.post(act, page, job="another", reason="wrong customer")
     assert app.is_holding(await app.job(job.id))
@@ -430,7 +443,8 @@ async def test_absorbed_requests_are_listed_with_their_callers(app: App, full: C
         assert f'title="{entry.request}"' in page
         ticks = [one for one in entries if one.key == entry.key]
         of_jobs = page.partition('id="log-title"')[0]  # from the counters, which outlive the log
-        assert f"<code>{ticks[0].line}</code> · {ticks[0].host}:{ticks[0].process}" in of_jobs
+        caller = f"{ticks[0].line} · {ticks[0].host}:{ticks[0].process}"
+        assert f'title="{caller}"><code>{ticks[0].line.rpartition("/")[2]}</code>' in of_jobs
         assert page.count('<line class="tick') == len(ticks)
         assert page.count('<line class="tick many"') == sum(one.times > 1 for one in ticks)
 
@@ -606,6 +620,27 @@ def test_the_lines_of_a_chart_have_their_own_values() -> None:
     hour = draw_area(points(0, 0, apart=timedelta(hours=1)))
     assert hour is not None
     assert [label for _, _, label in hour.times] == ["03:00", "03:20", "03:40", "04:00"]
+
+
+async def test_a_hold_is_drawn_for_as_long_as_it_lasts(app: App, full: Client) -> None:
+    now, hour = datetime.now(UTC), timedelta(hours=1)
+    [job] = await app.jobs(task="send_invoice")
+    key = job.key.hex() if job.key else ""
+    [entry, *_] = await app.activity.absorbed(key=key)
+    job = msgspec.structs.replace(job, created_at=now - 2 * hour, finished_at=now - hour)
+    entry = msgspec.structs.replace(entry, at=now - hour / 2)
+
+    def lane(entries: list[AbsorbedRequest], holder: Job | None) -> Lane:
+        drawn = draw_lanes([job], {}, entries, holder)
+        assert drawn is not None
+        return drawn.lanes[0]
+
+    held = lane([entry], job)
+    assert held.held == pytest.approx(held.width, abs=1)  # an hour of work, and an hour until now
+    assert held.ticks[0][0] == pytest.approx(held.x + held.width * 1.5, abs=1)
+    assert lane([], None).held == 0
+    assert lane([entry], None).held == pytest.approx(held.width / 2, abs=1)  # at least until then
+    assert '<rect class="held"' in await full.text(f"/keys/{key}")
 
 
 def test_a_queue_has_a_line_of_how_many_jobs_waited() -> None:

@@ -153,9 +153,15 @@ class Lane:
     job: Job
     y: float
     x: float
-    width: float
+    width: float  # from when it was created to its end
+    held: float  # how far the hold is known to have lasted beyond the end
     label: str
     ticks: list[tuple[float, int]]  # x of an entry of the log, and how many requests it stands for
+
+    @property
+    def end(self) -> float:
+        """Where the bar and the hold end."""
+        return self.x + self.width + self.held
 
 
 @dataclass(frozen=True)
@@ -170,11 +176,15 @@ class Lanes:
 
 
 def draw_lanes(
-    jobs: Sequence[Job], absorbed: Mapping[str, int], entries: Sequence[AbsorbedRequest] = ()
+    jobs: Sequence[Job],
+    absorbed: Mapping[str, int],
+    entries: Sequence[AbsorbedRequest] = (),
+    holder: Job | None = None,
 ) -> Lanes | None:
     """Return the jobs of a key, oldest first, from when each was created to its end; None without jobs.
 
-    A job has a tick for each absorbed request of the log; requests that the log joined share one.
+    A job has a tick for each absorbed request of the log; requests that the log joined share one. The
+    hold of a job that has ended lasts until now if it is the holder, else until its last absorbed request.
     """
     if not jobs:
         return None
@@ -192,12 +202,10 @@ def draw_lanes(
     for position, job in enumerate(ordered):
         left, right = x(job.created_at), x(job.finished_at or end)
         width = max(right - left, 3)
-        ticks = [
-            (min(max(x(one.at), left + 1), left + width - 1), one.times)
-            for one in entries
-            if one.job == job.id
-        ]
-        lanes.append(Lane(job, TOP + position * LANE, left, width, label(job, absorbed), ticks))
+        ticks = [(max(x(one.at), left + 1), one.times) for one in entries if one.job == job.id]
+        last = x(now) if job == holder else max((at for at, _ in ticks), default=0)
+        held = max(round(last - left - width, 1), 0)
+        lanes.append(Lane(job, TOP + position * LANE, left, width, held, label(job, absorbed), ticks))
     return Lanes(lanes, x(now), TOP + len(lanes) * LANE + 22, begin)
 
 

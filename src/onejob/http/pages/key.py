@@ -7,7 +7,7 @@ import logging
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onejob import App, Job, State
+from onejob import App, Explanation, Job, State
 from onejob.errors import OnejobError, UnknownJob
 from onejob.http.pages.charts import draw_lanes
 from onejob.http.pages.errors import BadRequest
@@ -23,6 +23,17 @@ log = logging.getLogger("onejob")
 SHOWN = 12  # jobs on the time line
 SHOWN_ENTRIES = 20  # of the log of absorbed requests, and of releases
 TICKS = 100  # entries of the log on the time line
+WOULD = {
+    "created": "start a job",
+    "forced": "start a job",
+    "replaced": "replace the waiting job",
+    "kept": "not start a job",
+    "updated": "not start a job, but update the waiting one",
+    "rerun": "not start a job now, but become one more run",
+    "rejected": "be rejected",
+    "stale": "be stale",
+}
+"""What would happen to a new request, by its outcome."""
 
 
 async def key(request: Request) -> Response:
@@ -34,7 +45,8 @@ async def key(request: Request) -> Response:
         raise UnknownJob("No job of this namespace has this key: it was never held, or its jobs were pruned.")
     holder = next((job for job in jobs if app.is_holding(job)), None)
     successor = next((job for job in jobs if job.is_successor), None)
-    counted = (await app.why(name)).counted
+    answer = await app.why(name)
+    counted = answer.counted
     absorbed = {job_id: one.count for job_id, one in counted.items()}
     entries = await app.activity.absorbed(key=name, limit=TICKS)
     newest = successor or holder or jobs[0]
@@ -50,7 +62,9 @@ async def key(request: Request) -> Response:
         successor=successor,
         ends=ends(holder) if holder else "",
         standing=standing(holder) if holder else "",
-        lanes=draw_lanes(jobs, absorbed, entries),
+        would=would(newest, answer.explanation),
+        policy=answer.explanation.policy if answer.explanation else "",
+        lanes=draw_lanes(jobs, absorbed, entries, holder),
         counted=counted,
         total=sum(absorbed.get(job.id, 0) for job in jobs),
         full=len(jobs) == SHOWN,
@@ -113,8 +127,15 @@ async def holder_of(app: App, name: str) -> Job | None:
     return next((job for job in jobs if app.is_holding(job)), None)
 
 
+def would(newest: Job, explanation: Explanation | None) -> str:
+    """Return what would happen to a request like the newest one; empty if that cannot be said."""
+    if explanation is None or explanation.key is None or newest.version is not None:
+        return ""
+    return WOULD[explanation.outcome]
+
+
 def ends(job: Job) -> str:
-    """Return when a holder's hold ends, as the end of a sentence."""
+    """Return when a holder's hold ends, as a sentence."""
     if job.holds_until is not None:
         return f"The hold ends {away(job.holds_until)}."
     return "The hold does not end by itself." if job.is_terminal else "The hold ends with the job."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -72,6 +73,11 @@ def short(name: str) -> str:
     if len(name) == ID:  # the last four digits are those of its key, so equal for all jobs of a key
         return f"{name[:4]}…{name[-8:-4]}"
     return name if len(name) < ID else f"{name[:4]}…{name[-4:]}"
+
+
+def file_name(line: str) -> str:
+    """Return a line of code without the folders of its file: views.py:31."""
+    return re.split(r"[/\\]", line)[-1]
 
 
 def key_text(key: bytes | str | None) -> str:
@@ -159,6 +165,7 @@ FILTERS = {
     "stamp": stamp,
     "utc": utc,
     "short": short,
+    "file_name": file_name,
     "hexadecimal": key_text,
     "plain": plain,
     "pretty": pretty,

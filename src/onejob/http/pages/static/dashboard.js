@@ -5,7 +5,7 @@
   let waitsForLetter = false;
 
   const typing = (element) => element.closest("input, textarea, select, [contenteditable]");
-  const rows = () => [...document.querySelectorAll("tr[data-row]")];
+  const rows = () => [...document.querySelectorAll("tr[data-row]")].filter((row) => row.checkVisibility());
 
   function move(step) {
     const all = rows();
