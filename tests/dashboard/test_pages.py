@@ -127,6 +127,19 @@ async def test_overview_and_dedup_count_a_rerun_once(app: App) -> None:
         assert '<span>Jobs</span><span class="count">2</span>' in page
 
 
+async def test_the_overview_says_first_what_is_not_well(app: App, client: Client) -> None:
+    assert 'role="alert"' not in await client.text("/")
+    worker = WorkerStatus(
+        name="gone", host="x", process=1, version="1", queues={}, tasks=[], running=[], concurrency=1,
+        started_at=datetime.now(UTC) - timedelta(minutes=9), seen_at=datetime.now(UTC) - timedelta(minutes=5),
+    )  # fmt: skip
+    before = digest(None, await count(app))
+    await report(app._engine, worker)
+    assert digest(None, await count(app)) != before  # open pages show it
+    html = await Client(dashboard(app)).text("/")
+    assert '<p class="problem" role="alert"><strong>Worker gone has been silent for 5m' in html
+
+
 async def test_a_lost_job_leads_to_the_doctor(app: App) -> None:
     sample = await count(app)
     site = dashboard(app)
@@ -497,6 +510,7 @@ async def test_why_explains_a_call_without_making_it(app: App, full: Client) -> 
     html = await full.text("/why?q=send_invoice order=7 note=August")
     assert "It would <strong>be kept</strong>" in html
     assert "--force" in html
+    assert "holds the key. <strong>The hold does not end by itself.</strong>" in html
     assert "It would <strong>start a new job</strong>" in await full.text("/why?q=send_invoice order=8")
     assert (await app.stats()).by_queue == before
 
@@ -556,7 +570,7 @@ async def test_a_chain_is_drawn_with_its_blockers_and_cancelled(app: App, full: 
 async def test_dead_letters_are_grouped_and_replayed(app: App, full: Client) -> None:
     html = await full.text("/dead")
     assert "<strong>ValueError</strong>" in html
-    assert "has no text" in html
+    assert "two has no text and 1 other message" in html
     html = await full.post("/dead/replay", "/dead", task="embed", error="ValueError")
     assert "2 replayed." in html
     assert (await app.stats()).dead == 0
@@ -567,6 +581,17 @@ async def test_the_system_page_shows_what_the_doctor_finds(app: App, full: Clien
     html = await full.text("/system?examine=1")
     for finding in await app.doctor():
         assert finding.message.split("'")[0][:30].split("<")[0] in html
+
+
+async def test_a_large_store_is_examined_only_if_that_is_asked_for(
+    full: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks = 'hx-get="/system?examine=1"'
+    assert asks in await full.text("/system")
+    monkeypatch.setattr("onejob.http.pages.system.EXAMINED_UNASKED", 3)
+    html = await full.text("/system")
+    assert asks not in html
+    assert "it is done when you ask for it" in html
 
 
 async def test_an_unknown_page_gets_a_sentence(client: Client) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -25,7 +25,7 @@ async def dead(request: Request) -> Response:
     """List groups of dead letters, or the letters of one task and error."""
     task, error = request.query_params.get("task"), request.query_params.get("error")
     found = (await state_of(request).sampler.sample()).letters
-    groups = merge(one for one in found.groups if task in {None, one.task} and error in {None, one.error})
+    groups = [one for one in found.groups if task in {None, one.task} and error in {None, one.error}]
     letters = [
         job
         for job, name in zip(found.newest, found.errors, strict=True)
@@ -34,7 +34,7 @@ async def dead(request: Request) -> Response:
     return await render(
         request,
         "dead",
-        groups=groups[:SHOWN],
+        groups=merge(groups, found.messages)[:SHOWN],
         letters=letters[:SHOWN] if task or error else [],
         task=task,
         error=error,
@@ -52,11 +52,12 @@ class Group:
     count: int
     first_at: datetime
     last_at: datetime
-    messages: list[str]
+    message: str  # of the newest
+    others: int  # how many other messages there are, apart from numbers and ids
 
 
-def merge(groups: Iterable[DeadGroup]) -> list[Group]:
-    """Return groups of task and error, with their messages, the largest first: those are what is replayed."""
+def merge(groups: Iterable[DeadGroup], messages: Mapping[str, str]) -> list[Group]:
+    """Return groups of task and error, the largest first: those are what is replayed."""
     found: dict[tuple[str, str], list[DeadGroup]] = {}
     for group in groups:
         found.setdefault((group.task, group.error), []).append(group)
@@ -67,11 +68,18 @@ def merge(groups: Iterable[DeadGroup]) -> list[Group]:
             sum(one.count for one in some),
             min(one.first_at for one in some),
             max(one.last_at for one in some),
-            [one.message for one in some],
+            newest_message(some, messages),
+            len(some) - 1,
         )
         for (task, error), some in found.items()
     ]
     return sorted(merged, key=lambda one: -one.count)
+
+
+def newest_message(groups: Iterable[DeadGroup], messages: Mapping[str, str]) -> str:
+    """Return the message of the newest dead letter of some groups, whole if it is known."""
+    newest = max(groups, key=lambda one: one.last_at)
+    return messages.get(newest.example, newest.message)
 
 
 async def replay_group(request: Request) -> Response:

@@ -16,7 +16,6 @@ from onejob.http.pages.render import go, refuse, render
 from onejob.http.pages.same_work import call_like, same_work
 from onejob.http.pages.search import KEY
 from onejob.http.pages.state import app_of
-from onejob.http.pages.text import away
 
 log = logging.getLogger("onejob")
 
@@ -60,7 +59,6 @@ async def key(request: Request) -> Response:
         repeatable=call_like(app, newest) is not None,
         holder=holder,
         successor=successor,
-        ends=ends(holder) if holder else "",
         standing=standing(holder) if holder else "",
         would=would(newest, answer.explanation),
         policy=answer.explanation.policy if answer.explanation else "",
@@ -132,13 +130,6 @@ def would(newest: Job, explanation: Explanation | None) -> str:
     if explanation is None or explanation.key is None or newest.version is not None:
         return ""
     return WOULD[explanation.outcome]
-
-
-def ends(job: Job) -> str:
-    """Return when a holder's hold ends, as a sentence."""
-    if job.holds_until is not None:
-        return f"The hold ends {away(job.holds_until)}."
-    return "The hold does not end by itself." if job.is_terminal else "The hold ends with the job."
 
 
 def standing(job: Job) -> str:

@@ -24,10 +24,9 @@ NAVIGATION = (
         ("chains", "Chains", "c"),
         ("queues", "Queues", "q"),
         ("cron", "Cron", "n"),
-        ("workers", "Workers", "k"),
         ("dead", "Dead letters", "x"),
     ),
-    (("system", "System", "s"),),
+    (("workers", "Workers", "k"), ("system", "System", "s")),
 )
 """The pages by group: path, title, and the key that follows g."""
 
@@ -82,11 +81,11 @@ async def render(request: Request, page: str, *, status: int = 200, **values: An
 def counts(sample: Sample) -> dict[str, str]:
     """Return the numbers of the side bar, by path; a plus says that there may be more."""
     held = number(min(len(sample.holders), MOST_HOLDS)) + ("+" if len(sample.holds) >= MOST_HOLDS else "")
-    chains = number(len(sample.chains)) + ("+" if len(sample.newest) >= MOST_LINKED else "")
+    linked, is_all = len(sample.chains), len(sample.newest) < MOST_LINKED
     return {
         "jobs": number(sum(sample.stats.by_state.values())),
         "dedup": held,
-        "chains": chains,
+        "chains": number(linked) if is_all else f"{number(linked)}+" if linked else "",
         "queues": number(len(sample.queues)),
         "cron": number(sample.schedules),
         "workers": number(len(sample.alive)),

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from heapq import nlargest
 from time import monotonic
 
-from onejob import App, DeadGroup, Job, QueueStatus, Stats, Times, WorkerStatus
+from onejob import App, DeadGroup, Finding, Job, QueueStatus, Stats, Times, WorkerStatus
 from onejob.errors import OnejobError, UnknownJob
 from onejob.http.pages.text import span
 
@@ -85,6 +85,7 @@ class Letters:
     newest: list[Job]
     errors: list[str]  # the type of the last error of each of them; empty for one that never ran
     groups: list[DeadGroup]
+    messages: Mapping[str, str]  # of the newest dead letter of each group, by its id
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class Sample:
     workers: list[WorkerStatus]
     letters: Letters
     newest: list[Job]  # at most MOST_LINKED
+    failing: list[Finding]  # the checks of the app's health that fail
 
     @property
     def is_old(self) -> bool:
@@ -286,7 +288,8 @@ async def count(app: App, before: Sample | None = None) -> Sample:
         holds += await holders_of(app, {*running, *busy} - {job.id for job in holds})
     letters = await read_letters(app, stats.dead, None if before is None else before.letters)
     newest = await app.jobs(limit=MOST_LINKED)
-    return Sample(at, stats, holds, queues, len(schedules), served, workers, letters, newest)
+    failing = [one for one in await app.maintenance.health() if one.level == "fail"]
+    return Sample(at, stats, holds, queues, len(schedules), served, workers, letters, newest, failing)
 
 
 async def read_letters(app: App, total: int, before: Letters | None) -> Letters:
@@ -296,7 +299,12 @@ async def read_letters(app: App, total: int, before: Letters | None) -> Letters:
         return before
     letters = await app.dead.list(limit=MOST_LETTERS)
     errors = [str(job.failures[-1]["type"]) if job.failures else "" for job in letters]
-    return Letters(total, letters, errors, await app.dead.groups(limit=MOST_LETTERS))
+    groups = await app.dead.groups(limit=MOST_LETTERS)
+    examples = {group.example for group in groups}
+    messages = {
+        job.id: str(job.failures[-1]["message"]) for job in letters if job.failures and job.id in examples
+    }
+    return Letters(total, letters, errors, groups, messages)
 
 
 async def holders_of(app: App, ids: Collection[str]) -> list[Job]:
@@ -322,5 +330,6 @@ def digest(newest: object, sample: Sample) -> str:
         sample.queues,
         sample.schedules,
         workers,
+        [one.check for one in sample.failing],
     )
     return hashlib.sha256(repr(shown).encode()).hexdigest()[:16]

@@ -10,9 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from onejob.http.pages.render import render
-from onejob.http.pages.state import app_of
+from onejob.http.pages.state import app_of, state_of
 
 LEVELS = ("fail", "warn", "ok")
+EXAMINED_UNASKED = 100_000  # jobs; the examination of more takes seconds, and is made when it is asked for
 WORDS = {"ok": "completed", "warn": "retryable", "fail": "discarded"}
 
 
@@ -20,6 +21,7 @@ async def system(request: Request) -> Response:
     """Show the guarantees; the findings too if they are asked for, because a large store takes a while."""
     app = app_of(request)
     findings = await app.doctor() if "examine" in request.query_params else None
+    jobs = sum((await state_of(request).sampler.sample()).stats.by_state.values())
     return await render(
         request,
         "system",
@@ -27,6 +29,8 @@ async def system(request: Request) -> Response:
         schema=app.maintenance.schema(),
         findings=findings and sorted(findings, key=lambda one: LEVELS.index(one.level)),
         live=False,
+        jobs=jobs,
+        unasked=jobs <= EXAMINED_UNASKED,
         words=WORDS,
         url=hide_password(app.url),
         python=platform.python_version(),

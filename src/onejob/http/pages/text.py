@@ -141,6 +141,13 @@ def policy_of(job: Job) -> str:
     return "never" if job.is_terminal or State.DISCARDED in held else "if it fails"
 
 
+def ending(job: Job) -> str:
+    """Return when a holder's hold ends, as a sentence."""
+    if job.holds_until is not None:
+        return f"The hold ends {away(job.holds_until)}."
+    return "The hold does not end by itself." if job.is_terminal else "The hold ends with the job."
+
+
 def limits(status: QueueStatus) -> str:
     """Return the limits of a queue, beside its concurrency."""
     queue = status.queue
@@ -174,6 +181,7 @@ FILTERS = {
     "arguments": arguments,
     "decoded": decode_json,
     "frees": policy_of,
+    "ending": ending,
     "limits": limits,
     "plural": plural,
 }

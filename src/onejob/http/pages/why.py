@@ -16,7 +16,6 @@ from onejob.http.pages.errors import BadRequest
 from onejob.http.pages.render import base_of, render
 from onejob.http.pages.search import ID_PART, KEY
 from onejob.http.pages.state import app_of
-from onejob.http.pages.text import away
 
 SAID = {
     "created": "start a new job",
@@ -63,7 +62,6 @@ async def why(request: Request) -> Response:
         tasks=sorted(app.tasks),
         said=SAID,
         grouped=group_digits,
-        when_it_ends=when_it_ends,
         **values,
     )
 
@@ -115,8 +113,3 @@ def group_digits(key: str) -> str:
     """Return the beginning and the end of a key in groups of digits."""
     parts = [key[at : at + GROUP] for at in range(0, len(key), GROUP)]
     return " ".join([*parts[:4], "…", *parts[-2:]])
-
-
-def when_it_ends(explanation: Explanation) -> str:
-    """Return when the hold of an explanation ends."""
-    return f"Frees {away(explanation.frees_at)}." if explanation.frees_at else ""
