@@ -13,9 +13,10 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.metadata import Metadata
 from packaging.version import Version
@@ -167,17 +168,43 @@ def write_sbom(environment: Environment, target: Path, root: Path) -> None:
 
 
 def audit(environment: Environment) -> None:
-    """Look up the packages of an environment; a package that cannot be looked up is a failure too."""
-    listed = "\n".join(
-        f"{name}=={version}" for name, version in sorted(environment.versions().items()) if name != "onejob"
-    )
+    """Look up the packages of an environment in the public service that pip-audit asks."""
+    packages = {name: version for name, version in environment.versions().items() if name != "onejob"}
     with tempfile.TemporaryDirectory() as folder:
-        requirements = Path(folder, "requirements.txt")
-        requirements.write_text(listed)
-        run(
-            Path(sys.executable).with_name("pip-audit"), "--strict", "--no-deps", "--disable-pip",
-            "--progress-spinner", "off", "-r", requirements,
-        )  # fmt: skip
+        requirements, report = Path(folder, "requirements.txt"), Path(folder, "report.json")
+        requirements.write_text("\n".join(f"{name}=={version}" for name, version in packages.items()))
+        try:
+            run(
+                Path(sys.executable).with_name("pip-audit"), "--no-deps", "--disable-pip",
+                "--progress-spinner", "off", "--format", "json", "--output", report, "-r", requirements,
+            )  # fmt: skip
+        except CommandFailed as error:  # a vulnerable package ends it with an error too, but with a report
+            if not report.exists():
+                raise NotReady(not_looked_up(packages, packages, str(error).splitlines()[-1])) from error
+        judge(json.loads(report.read_text())["dependencies"])
+
+
+def judge(packages: list[dict[str, Any]]) -> None:
+    """Raise NotReady for a package that is vulnerable, and for one that could not be looked up."""
+    vulnerable = [
+        f"{package['name']} {package['version']} ({', '.join(one['id'] for one in package['vulns'])})"
+        for package in packages
+        if package.get("vulns")
+    ]
+    if vulnerable:
+        raise NotReady(f"update what is vulnerable: {', '.join(vulnerable)}")
+    unknown = [package for package in packages if "skip_reason" in package]
+    if unknown:
+        answer = f"{unknown[0]['name']}: {unknown[0]['skip_reason']}"
+        raise NotReady(not_looked_up(unknown, packages, answer))
+
+
+def not_looked_up(unknown: Sized, packages: Sized, answer: str) -> str:
+    """Return what an audit could not do, and what to do about it."""
+    return (
+        f"{len(unknown)} of {len(packages)} packages could not be looked up, so nothing is known about them: "
+        f"run this where pip-audit reaches its public service. The first answer was: {answer}"
+    )
 
 
 def examine(release: Release, checks: list[Callable[[Release], str]]) -> bool:

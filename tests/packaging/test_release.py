@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tools import release as checks
-from tools.environment import ROOT, CommandFailed, make_environment, run
+from tools.environment import ROOT, make_environment, run
 from tools.release import NotReady, Release
 
 CHANGELOG = (
@@ -142,6 +142,31 @@ def test_the_sbom_lists_what_an_install_contains(wheel: Path, tmp_path: Path) ->
     assert str(tmp_path) not in json.dumps(sbom)
 
 
+SAFE = {"name": "click", "version": "8.5.1", "vulns": []}
+UNKNOWN = {"name": "msgspec", "skip_reason": "Dependency not found on PyPI"}
+VULNERABLE = {"name": "jinja2", "version": "2.0", "vulns": [{"id": "PYSEC-1"}, {"id": "PYSEC-2"}]}
+
+
+def test_an_audit_of_known_packages_without_vulnerabilities_passes() -> None:
+    checks.judge([SAFE])
+
+
+def test_an_audit_names_vulnerable_packages_before_those_that_it_could_not_look_up() -> None:
+    with pytest.raises(NotReady, match=r"^update what is vulnerable: jinja2 2\.0 \(PYSEC-1, PYSEC-2\)$"):
+        checks.judge([SAFE, UNKNOWN, VULNERABLE])
+
+
+def test_an_audit_says_how_many_packages_it_could_not_look_up() -> None:
+    with pytest.raises(NotReady) as refused:
+        checks.judge([SAFE, UNKNOWN])
+
+    assert str(refused.value) == (
+        "1 of 2 packages could not be looked up, so nothing is known about them: "
+        "run this where pip-audit reaches its public service. The first answer was: "
+        "msgspec: Dependency not found on PyPI"
+    )
+
+
 @pytest.mark.slow
 def test_an_audit_that_cannot_look_packages_up_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -151,5 +176,5 @@ def test_an_audit_that_cannot_look_packages_up_is_a_failure(
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # where nothing listens
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
 
-    with pytest.raises(CommandFailed, match="pip-audit"):
+    with pytest.raises(NotReady, match=r"1 of 1 packages could not be looked up.*ProxyError: "):
         checks.audit(environment)
