@@ -181,7 +181,8 @@ async def test_the_late_result_of_a_stopped_worker_is_refused(shop: Shop) -> Non
             done = await shop.app.job(answer.job.id)
             shop.open_gate()
             first.send(signal.SIGCONT)
-            eventually(lambda: "was taken over" in first.errors.read_text(), "the first worker logs it")
+            # It may see that its lease is over before it hears that the job was taken over.
+            eventually(lambda: "its result is dropped" in first.errors.read_text(), "the first worker logs it")
             assert stop(first, second) == [0, 0]
     assert await shop.app.job(answer.job.id) == done
     assert (done.state, done.attempt, done.token) == (State.COMPLETED, 2, 2)
