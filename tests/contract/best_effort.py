@@ -30,13 +30,13 @@ class BestEffortStore(MemoryStore):
         self._tasks = asyncio.Barrier(callers)
 
     def apply_sync(self, steps: Sequence[Step[Any]]) -> list[Any]:
-        """Decide on what is there now; write when everybody has decided."""
+        """Decide on the present rows, and write when all callers have decided."""
         decided = self._decide(steps)
         self._threads.wait()
         return self._write(decided)
 
     async def apply(self, steps: Sequence[Step[Any]]) -> list[Any]:
-        """Do the same between tasks."""
+        """Decide and write as `apply_sync` does, where the callers are tasks."""
         decided = self._decide(steps)
         await self._tasks.wait()
         return self._write(decided)

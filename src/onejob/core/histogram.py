@@ -12,9 +12,7 @@ SHORTEST = 0.0001  # seconds; a shorter duration counts as this long
 LONGEST = 30 * 86400.0  # seconds; a longer duration counts as this long
 OFFSET = PER_DOUBLING * log2(SHORTEST)
 BUCKETS = round(PER_DOUBLING * log2(LONGEST) - OFFSET) + 1
-ENDS = [
-    2 ** ((bucket + 0.5 + OFFSET) / PER_DOUBLING) for bucket in range(BUCKETS - 1)
-]  # of each but the last
+ENDS = [2 ** ((bucket + 0.5 + OFFSET) / PER_DOUBLING) for bucket in range(BUCKETS - 1)]  # but the last's
 
 Histogram = dict[int, int]
 """How many durations there were, by bucket; a bucket without any is left out."""

@@ -31,7 +31,7 @@ CALLBACKS = {
 }
 
 
-def check_call(call: object, maker: str, cure: str) -> None:
+def refuse_no_call(call: object, maker: str, cure: str) -> None:
     """Raise InvalidCall for what is no call."""
     if isinstance(call, (list, tuple)):
         raise InvalidCall(f"Calls come one by one, not as a {type(call).__name__}: write {maker}(*calls).")
@@ -51,7 +51,7 @@ class CallChain(Generic[R]):
         if not calls:
             raise InvalidCall("chain() has no calls: write chain(first.call(1), second.call()).")
         for call in calls:
-            check_call(call, "chain", "task.call(…), or task.step() after the first")
+            refuse_no_call(call, "chain", "task.call(…), or task.step() after the first")
         self._calls = list(calls)
 
     def enqueue(self, *, connection: Any = None) -> Coroutine[Any, Any, Admission[Any]]:
@@ -140,7 +140,7 @@ class Group(Generic[R]):
 
     def __init__(self, calls: Iterable[Call[R]], callbacks: dict[str, Call[Any]] | None = None) -> None:
         for call in calls:
-            check_call(call, "group", "task.call(…)")
+            refuse_no_call(call, "group", "task.call(…)")
         self._calls = list(calls)
         self._callbacks = callbacks or {}
         if not self._calls:
