@@ -42,12 +42,12 @@ class Explanation:
     reason: str
     policy: str
     dimensions: Mapping[str, Any]
-    key: str | None
-    holder: Job | None
-    successor: Job | None
-    frees_at: datetime | None
-    absorbed: int
-    deduplicated: bool
+    key: str | None = None
+    holder: Job | None = None
+    successor: Job | None = None
+    frees_at: datetime | None = None
+    absorbed: int = 0
+    deduplicated: bool = False
     canonical: str = ""
 
 
@@ -65,18 +65,19 @@ async def explain(builder: RequestBuilder, args: tuple[Any, ...], kwargs: Mappin
     held = view.holder is not None and holding(view.holder, engine.store.now())
     holder = view.holder if view.successor or held else None
     standing = view.successor or holder
+    counts = {} if standing is None else await absorbed_by_job(engine, [standing.id])
     return Explanation(
-        verdict.outcome,
-        verdict.reason,
-        request.policy.describe(),
-        dimensions,
-        key.hex(),
-        holder,
-        view.successor,
-        holder.holds_until if holder else None,
-        0 if standing is None else (await absorbed_by_job(engine, [standing.id])).get(standing.id, 0),
-        is_absorbed(verdict),
-        canonical(dimensions).decode(),
+        outcome=verdict.outcome,
+        reason=verdict.reason,
+        policy=request.policy.describe(),
+        dimensions=dimensions,
+        key=key.hex(),
+        holder=holder,
+        successor=view.successor,
+        frees_at=holder.holds_until if holder else None,
+        absorbed=sum(counts.values()),
+        deduplicated=is_absorbed(verdict),
+        canonical=canonical(dimensions).decode(),
     )
 
 
@@ -85,7 +86,7 @@ def not_unique(builder: RequestBuilder) -> Explanation:
     why = "The task is not unique."
     if builder.policy is not None:
         why = "The task's key function returned None, so this request is not unique."
-    return Explanation(Outcome.CREATED, why, "not unique", {}, None, None, None, None, 0, deduplicated=False)
+    return Explanation(Outcome.CREATED, why, policy="not unique", dimensions={})
 
 
 async def explain_job(engine: Engine, registry: Registry, job: Job) -> Explanation | None:
