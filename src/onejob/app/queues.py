@@ -47,10 +47,10 @@ class Queues:
             numbers.setdefault(queue, Counter())[state] += number
         return [
             QueueStatus(
-                declared.get(name) or Queue(name=name),
-                sum(by_state[state] for state in UNSTARTED),
-                by_state[State.ACTIVE],
-                name in paused,
+                queue=declared.get(name) or Queue(name=name),
+                depth=sum(by_state[state] for state in UNSTARTED),
+                active=by_state[State.ACTIVE],
+                paused=name in paused,
             )
             for name, by_state in sorted(numbers.items())
         ]

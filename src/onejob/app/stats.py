@@ -91,17 +91,17 @@ async def read_stats(engine: Engine) -> Stats:
         by_queue.setdefault(queue, dict.fromkeys(State, 0))[state] += number
         by_task.setdefault(task, dict.fromkeys(State, 0))[state] += number
     return Stats(
-        sum(by_state[state] for state in UNSTARTED),
-        by_state[State.ACTIVE],
-        by_state[State.DISCARDED],
-        counts.keys_waiting,
-        by_state,
-        by_queue,
-        by_task,
-        await read_absorbed(engine),
-        await read_oldest_due(engine),
-        {window: summarise(found) for window, found in (await read_timings(engine)).items()},
-        len(await engine.find(Stranded(namespace=engine.namespace, limit=MOST_LOST))),
+        waiting=sum(by_state[state] for state in UNSTARTED),
+        running=by_state[State.ACTIVE],
+        dead=by_state[State.DISCARDED],
+        keys_waiting=counts.keys_waiting,
+        by_state=by_state,
+        by_queue=by_queue,
+        by_task=by_task,
+        absorbed=await read_absorbed(engine),
+        oldest_due=await read_oldest_due(engine),
+        timings={window: summarise(found) for window, found in (await read_timings(engine)).items()},
+        lost=len(await engine.find(Stranded(namespace=engine.namespace, limit=MOST_LOST))),
     )
 
 

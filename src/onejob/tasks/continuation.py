@@ -103,19 +103,19 @@ def store_call(call: Call[Any], chain_id: str) -> StoredCall:
     if builder.delay and builder.expires_in and builder.expires_in <= builder.delay:
         raise InvalidCall(f"{task.name} would expire before its run time: give it more time, or less delay.")
     return StoredCall(
-        task.name,
-        job.queue,
-        job.priority,
-        astuple(job.retry),
-        job.timeout,
-        None if builder.delay is None else builder.delay.total_seconds(),
-        msgspec.Raw(seal(sealer, clear, place_of(job.namespace, task.name, chain_id, "call"))),
-        msgspec.Raw(job.meta),
-        takes,
-        None if job.replay is None else astuple(job.replay),
-        astuple(job.retention),
-        None if builder.expires_in is None else builder.expires_in.total_seconds(),
-        builder.no_partition,
+        task=task.name,
+        queue=job.queue,
+        priority=job.priority,
+        retry=astuple(job.retry),
+        timeout=job.timeout,
+        delay=None if builder.delay is None else builder.delay.total_seconds(),
+        args=msgspec.Raw(seal(sealer, clear, place_of(job.namespace, task.name, chain_id, "call"))),
+        meta=msgspec.Raw(job.meta),
+        takes=takes,
+        replay=None if job.replay is None else astuple(job.replay),
+        retention=astuple(job.retention),
+        expires_in=None if builder.expires_in is None else builder.expires_in.total_seconds(),
+        partition=builder.no_partition,
     )
 
 
