@@ -139,14 +139,14 @@ def _line(text: str, fields: Sequence[str]) -> Cron:
     ranked, weekdays_left = _take_ranked(weekdays)
     all_hours = _values(hours, _FIELDS[1])
     return Cron(
-        text,
-        tuple(sorted(_values(minutes, _FIELDS[0]))),
-        tuple(sorted(all_hours)),
-        _values(days_left, _FIELDS[2]),
-        _values(months, _FIELDS[3]),
-        frozenset(day % 7 for day in _values(weekdays_left, _FIELDS[4])),
-        ranked,
-        last_day,
+        text=text,
+        minutes=tuple(sorted(_values(minutes, _FIELDS[0]))),
+        hours=tuple(sorted(all_hours)),
+        days=_values(days_left, _FIELDS[2]),
+        months=_values(months, _FIELDS[3]),
+        weekdays=frozenset(day % 7 for day in _values(weekdays_left, _FIELDS[4])),
+        ranked=ranked,
+        last_day=last_day,
         follows_clock=hours.startswith("*") or len(all_hours) == _FIELDS[1].most + 1,
         either_day=not days.startswith("*") and not weekdays.startswith("*"),
     )

@@ -11,12 +11,12 @@ class Line:
     """One scenario in numbers, each counted in a different place."""
 
     scenario: str
-    requests: int  # by the caller: answers that came back
-    ran: int  # by the store: jobs that a worker started
-    absorbed: int  # by the store: absorbed requests, and jobs superseded before they ran
-    lost: int  # by the store: requests that no completed job serves
-    handled: int  # by the handlers: distinct jobs for which they were called
-    claims: Sequence[tuple[str, bool]]  # what the scenario claims, and whether it holds
+    requests: int = 0  # by the caller: answers that came back
+    ran: int = 0  # by the store: jobs that a worker started
+    absorbed: int = 0  # by the store: absorbed requests, and jobs superseded before they ran
+    lost: int = 0  # by the store: requests that no completed job serves
+    handled: int = 0  # by the handlers: distinct jobs for which they were called
+    claims: Sequence[tuple[str, bool]] = ()  # what the scenario claims, and whether it holds
 
     @property
     def is_true(self) -> bool:
@@ -41,13 +41,13 @@ def faults(line: Line) -> list[str]:
 def total(lines: Sequence[Line]) -> Line:
     """Return the sum of the lines."""
     return Line(
-        "total",
-        sum(line.requests for line in lines),
-        sum(line.ran for line in lines),
-        sum(line.absorbed for line in lines),
-        sum(line.lost for line in lines),
-        sum(line.handled for line in lines),
-        [(f"{line.scenario} holds", line.is_true) for line in lines],
+        scenario="total",
+        requests=sum(line.requests for line in lines),
+        ran=sum(line.ran for line in lines),
+        absorbed=sum(line.absorbed for line in lines),
+        lost=sum(line.lost for line in lines),
+        handled=sum(line.handled for line in lines),
+        claims=[(f"{line.scenario} holds", line.is_true) for line in lines],
     )
 
 
@@ -58,4 +58,4 @@ def all_faults(lines: Sequence[Line]) -> list[str]:
 
 def report_unfinished(scenario: str, seconds: float) -> Line:
     """Return the line of a scenario that did not end."""
-    return Line(scenario, 0, 0, 0, 0, 0, [(f"it ended within {seconds:g} s", False)])
+    return Line(scenario, claims=[(f"it ended within {seconds:g} s", False)])

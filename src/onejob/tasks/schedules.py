@@ -65,7 +65,8 @@ def make_schedule(
     bound = encode(task.signature.bind(args, kwargs), "The arguments", engine.max_args, aware=True)
     place = place_of(engine.namespace, task.name, name, "schedule")
     arguments = msgspec.json.decode(seal(engine.sealer, bound, place))
-    schedule = Schedule(name, task.name, cron.read(line).text, timezone, arguments, policy, missed)
+    text = cron.read(line).text
+    schedule = Schedule(name, task.name, text, timezone, arguments, overlap=policy, missed=missed)
     if schedule.zone.key != "UTC" and isinstance(schedule.parsed, cron.Every):
         raise InvalidSchedule(f"{schedule.line} counts from 1970 in UTC: leave timezone= out.")
     return schedule
