@@ -19,7 +19,7 @@ def salvage(row: Row, cause: Unreadable, now: datetime) -> Job:
 
     It stands for no key, and it is not replayed automatically.
     """
-    values = write_job(_blank(cause.id))
+    values = write_job(blank_job(cause.id))
     for name in NAMES:
         attempted = list(values)
         attempted[INDEX[name]] = row[INDEX[name]]
@@ -31,7 +31,8 @@ def salvage(row: Row, cause: Unreadable, now: datetime) -> Job:
     return msgspec.structs.replace(ended, stand=None, traits=ended.traits & ~Trait.RETURNS, blockers=None)
 
 
-def _blank(job_id: str) -> Job:
+def blank_job(job_id: str) -> Job:
+    """Return a discarded job of which only the id is known."""
     return Job(
         id=job_id,
         namespace="",

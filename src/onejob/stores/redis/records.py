@@ -14,7 +14,7 @@ import msgspec
 
 from onejob.core.job import EPOCH, Job, Mark, State, Trait
 from onejob.stores.columns import INDEX, Unreadable, read_job, read_mark, write_job, write_mark
-from onejob.stores.salvage import _blank, salvage
+from onejob.stores.salvage import blank_job, salvage
 
 REVISION = 10  # digits
 WRITE = REVISION + 8  # the end of the id of the write
@@ -90,7 +90,7 @@ def read_or_replace(record: bytes, job_id: str) -> Job:
 
 def repair(record: bytes, job_id: str, error: Unreadable, now: datetime) -> tuple[Job, Job]:
     """Return what is known of a damaged job as it was, and the dead letter that replaces it."""
-    row = write_job(_blank(job_id))
+    row = write_job(blank_job(job_id))
     try:
         found = _read_row(record)
         row = [*found, *row[len(found) :]]
