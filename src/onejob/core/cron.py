@@ -177,18 +177,16 @@ def _values(text: str | None, field: _Field) -> frozenset[int]:
 def _part(part: str, field: _Field) -> range:
     match = _PART.fullmatch(part)
     if match is None or (match[1] == "*" and match[2]):
-        raise _refusal(field, part, _instead(field))
+        raise _unreadable(field, part)
     first, last, step = match.groups()
     start = field.least if first == "*" else _value(first, field, part)
     stop = _value(last, field, part) if last else field.most if first == "*" or step else start
     if field.most == 7 and last and stop == 0:  # noqa: PLR2004 - a week that ends on Sunday
         stop = 7
     if stop < start:
-        raise _refusal(
-            field, part, f"runs backwards: write {start}-{field.most},{field.least}-{stop}", said=True
-        )
+        raise _refusal(field, part, f"runs backwards: write {start}-{field.most},{field.least}-{stop}")
     if step is not None and int(step) == 0:
-        raise _refusal(field, part, "steps by nothing: write a step of 1 or more", said=True)
+        raise _refusal(field, part, "steps by nothing: write a step of 1 or more")
     return range(start, stop + 1, int(step or 1))
 
 
@@ -197,17 +195,17 @@ def _value(word: str, field: _Field, part: str) -> int:
         return field.names.index(word.upper()) + field.first_name
     if word.isascii() and word.isdecimal() and field.least <= int(word) <= field.most:
         return int(word)
-    raise _refusal(field, part, _instead(field))
+    raise _unreadable(field, part)
 
 
-def _instead(field: _Field) -> str:
+def _unreadable(field: _Field, part: str) -> InvalidSchedule:
     names = f" or {field.names[0]} to {field.names[-1]}" if field.names else ""
-    return f"{field.least} to {field.most}{names}, *, a range a-b, a step */n, or a list a,b"
+    allowed = f"{field.least} to {field.most}{names}, *, a range a-b, a step */n, or a list a,b"
+    return _refusal(field, part, f"cannot be read: write {allowed}")
 
 
-def _refusal(field: _Field, part: str, sentence: str, *, said: bool = False) -> InvalidSchedule:
-    told = sentence if said else f"cannot be read: write {sentence}"
-    return InvalidSchedule(f"The {field.name} {part!r:.40} {told}.")
+def _refusal(field: _Field, part: str, fault: str) -> InvalidSchedule:
+    return InvalidSchedule(f"The {field.name} {part!r:.40} {fault}.")
 
 
 # ── days and times on the wall ────────────────────────────────────────────────────────────────────
