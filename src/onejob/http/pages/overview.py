@@ -12,6 +12,15 @@ from onejob.http.pages.render import render
 from onejob.http.pages.samples import saved_words
 from onejob.http.pages.state import app_of, state_of
 
+ALERTS = {
+    "lateness": "queues",
+    "workers": "workers",
+    "tasks": "workers",
+    "holds": "dedup",
+    "dead letters": "dead",
+}
+"""The page where more is said about a check that fails."""
+
 
 async def overview(request: Request) -> Response:
     """Show the numbers of the whole."""
@@ -21,6 +30,7 @@ async def overview(request: Request) -> Response:
         request,
         "overview",
         sample=sample,
+        alerts=ALERTS,
         stats=sample.stats,
         chart=draw_area(list(sampler.points)),
         queues=sample.queues,
