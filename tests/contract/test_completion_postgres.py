@@ -293,6 +293,6 @@ async def test_a_server_that_cannot_be_reached_is_named(postgres_url: str) -> No
     store.migrate()
     handlers = store._open().threads.handlers
     handlers.server = replace(handlers.server, url=Url("postgresql://127.0.0.1:1/nowhere"))
-    with pytest.raises(StoreUnavailable), store.transaction_sync():
+    with pytest.raises(StoreUnavailable, match=r": Connection refused\.$"), store.transaction_sync():
         pass
     await store.close()

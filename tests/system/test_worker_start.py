@@ -52,6 +52,9 @@ async def test_a_worker_waits_for_a_server_and_says_so(
     async with app.worker():
         await eventually(twice)
     assert all("127.0.0.1:1" in line for line in warned())
+    assert " cannot record that it is alive: " in caplog.text
+    assert " cannot make the ticks of schedules: " in caplog.text
+    assert " cannot look for jobs whose task it does not have: " in caplog.text
     assert PASSWORD not in caplog.text
     await app.close()
 

@@ -19,6 +19,17 @@ PRUNE_EVERY = 60.0
 
 Chore = Callable[[], Awaitable[None]]
 
+AIMS = {
+    "beat": "record that it is alive",
+    "tick": "make the ticks of schedules",
+    "renew": "renew its leases",
+    "watch": "look for cancelled jobs and write progress",
+    "sweep": "take back jobs of dead workers",
+    "prune": "remove ended jobs",
+    "warn_of_unknown_tasks": "look for jobs whose task it does not have",
+}
+"""What the log says that a worker cannot do, by the name of the chore."""
+
 
 class Chores:
     """Repeats chores; an error of the store is logged once, until the chore succeeds again."""
@@ -47,16 +58,16 @@ class Chores:
 
     async def guard(self, chore: Chore) -> None:
         """Do a chore once; log its error instead of raising it."""
-        name = getattr(chore, "__name__", "chore").lstrip("_")
+        aim = AIMS[chore.__name__.lstrip("_")]
         try:
             await chore()
-            self._failing.discard(name)
+            self._failing.discard(aim)
         except StoreError as error:
-            level = logging.DEBUG if name in self._failing else logging.WARNING
-            self._failing.add(name)
-            log.log(level, "worker %s cannot %s: %s", self._worker, name, error)
+            level = logging.DEBUG if aim in self._failing else logging.WARNING
+            self._failing.add(aim)
+            log.log(level, "worker %s cannot %s: %s", self._worker, aim, error)
         except Exception:
-            log.exception("worker %s cannot %s", self._worker, name)
+            log.exception("worker %s cannot %s", self._worker, aim)
 
     async def _prune(self) -> None:
         await asyncio.sleep(random.uniform(0, PRUNE_EVERY / 4))  # noqa: S311 - workers should not prune all at once

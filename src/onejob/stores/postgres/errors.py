@@ -83,6 +83,7 @@ def unavailable(error: BaseException, place: str) -> StoreError:
     """Return the error that says why the server cannot be reached or refuses."""
     if sqlstate(error) == DENIED:
         return refused(error, place)
-    lines = [" ".join(line.split()).rstrip(".?") for line in str(error).splitlines()]
+    lines = [" ".join(line.split()).rstrip(".") for line in str(error).splitlines()]
+    lines = [line for line in lines if not line.endswith("?")]  # a question is a hint, not what was said
     said = "; ".join(filter(None, lines)) or type(error).__name__
     return StoreUnavailable(f"{place}: {MEANINGS.get(sqlstate(error), said)}.")
