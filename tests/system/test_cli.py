@@ -356,7 +356,9 @@ def test_a_job_is_shown_whole(onejob: Onejob) -> None:
 
     for part in ("discarded", '{"n": 7, "text": "boom"}', '{"tenant": "acme"}', "1 of 1", "none: not unique"):
         assert part in shown
-    assert "attempt 1 at " in shown
+    assert re.search(
+        r"^attempt 1, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC \(.+ ago\): RuntimeError$", shown, re.MULTILINE
+    )
     assert re.search(r"last worker +\S+:\d+:", shown)
     assert "raise RuntimeError(text)\nRuntimeError: boom" in shown
     assert document["errors"][0]["type"] == "RuntimeError"
@@ -618,7 +620,9 @@ def test_queues_are_listed_paused_and_resumed(onejob: Onejob) -> None:
         "rate": None,
         "max_depth": None,
     }
-    assert re.search(r"embeddings +1 +0 +1 +paused", onejob("queues", "shop:app").stdout)
+    shown = onejob("queues", "shop:app").stdout
+    assert shown.startswith("QUEUE       WAITING  RUNNING  ")
+    assert re.search(r"embeddings +1 +0 +1 +paused", shown)
     assert "is paused: onejob resume shop:app embeddings" in why(onejob, waiting)
 
     drain(onejob)
@@ -1140,6 +1144,7 @@ def test_a_job_whose_key_the_new_home_has_given_away_stays(onejob: Onejob, new_h
         (["why", "shop:app", NOBODY], 1, "No job has the id"),
         (["migrate", "shop:app", "--status", "--print-sql"], 2, "write one of them"),
         (["nonsense"], 2, "No such command 'nonsense'"),
+        (["cron", "shop:app"], 2, "The command comes before the app: write onejob cron list shop:app."),
     ],
 )
 def test_a_refusal_is_one_sentence(

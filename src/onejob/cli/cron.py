@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from onejob.cli.apps import app_command
+from onejob.cli.apps import app_command, hide_password, is_app
 from onejob.cli.arguments import Pair, make_call, task_arguments
 from onejob.cli.output import away, emit, stamp, table
 
@@ -21,7 +21,20 @@ OVERLAPS = ("keep", "coalesce", "replace", "cancel", "allow")
 MISSED = ("skip", "one", "all")
 
 
-@click.group(epilog='Example: onejob cron next "0 9 * * MON-FRI" --timezone Europe/Berlin')
+class CronGroup(click.Group):
+    """The commands of `onejob cron`; answers an app that is written in the place of one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is named."""
+        if is_app(args[0]):
+            shown = hide_password(args[0])
+            ctx.fail(f"The command comes before the app: write onejob cron list {shown}.")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=CronGroup, epilog='Example: onejob cron next "0 9 * * MON-FRI" --timezone Europe/Berlin')
 def cron() -> None:
     """List, add, pause, resume and remove schedules, and explain cron lines.
 

@@ -156,7 +156,8 @@ def show_failures(job: Job) -> None:
     """Print the error history, oldest first."""
     for failure in job.failures:
         click.echo()
-        click.secho(plain(f"attempt {failure['attempt']} at {failure['at']}: {failure['type']}"), bold=True)
+        at = when(datetime.fromisoformat(failure["at"]))
+        click.secho(plain(f"attempt {failure['attempt']}, {at}: {failure['type']}"), bold=True)
         click.echo(plain(failure["traceback"] or failure["message"]).rstrip())
 
 

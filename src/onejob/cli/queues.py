@@ -35,7 +35,7 @@ async def queues(app: App, *, as_json: bool) -> None:
         )
         for status in found
     ]
-    titles = ("QUEUE", "DEPTH", "ACTIVE", "LIMIT", "PER PARTITION", "RATE", "MAX DEPTH", "PAUSED")
+    titles = ("QUEUE", "WAITING", "RUNNING", "LIMIT", "PER PARTITION", "RATE", "MAX DEPTH", "PAUSED")
     return table(titles, rows, yields=("QUEUE",), empty="There are no queues.")
 
 
