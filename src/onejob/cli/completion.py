@@ -8,14 +8,14 @@ from click.shell_completion import get_completion_class
 VARIABLE = "_ONEJOB_COMPLETE"  # click answers the shell's questions if it is set
 
 
-@click.command(epilog="Example: onejob completion fish > ~/.config/fish/completions/onejob.fish")
+@click.command(epilog="Example: onejob completion fish | source")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the script that completes onejob's commands and options in a shell.
 
-    Add `eval "$(onejob completion bash)"` to ~/.bashrc, or `eval "$(onejob completion zsh)"` to ~/.zshrc.
-    fish reads the script from a file, as in the example.
+    Add `eval "$(onejob completion bash)"` to ~/.bashrc; or `eval "$(onejob completion zsh)"` to ~/.zshrc,
+    below the call of compinit; or the example to ~/.config/fish/config.fish.
     """
     kind = get_completion_class(shell)
     assert kind is not None  # click has the three that are allowed above
