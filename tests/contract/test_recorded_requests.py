@@ -239,6 +239,6 @@ async def test_advice_knows_when_jobs_ran(app: App, clock: Clock) -> None:
         await run(app)  # each job has ended before the next request
     [advice] = await app.activity.advice()
     assert advice.policy == 'Unique.throttle("1m", "first+last")'
-    assert advice.sentences[0].startswith("0 % of 60 requests")
+    assert advice.sentences[0].startswith("67 % of 60 requests")
     coalesced = next(one for one in advice.candidates if one.policy == "Unique.coalesce()")
     assert coalesced.absorbed == 0

@@ -101,6 +101,16 @@ async def test_a_picture_says_what_happens(app: App) -> None:
     assert "No worker has reported." in shown
 
 
+async def test_the_busiest_holder_is_shown_however_many_keys_are_held(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onejob.cli.picture.HOLDS", 1)
+    newest = await app.task_named("sync").enqueue(3)
+    held = (await Reader(app).read()).holds
+    assert [number for _, number in held] == [2, 0]
+    assert held[1][0].id == newest.job.id
+
+
 async def test_rows_are_sorted_and_filtered(app: App) -> None:
     picture = await Reader(app).read()
 

@@ -30,7 +30,7 @@ SHOWS = {
         "dashboard: 200 True",
     ],
     "notes_archive": [
-        "the 10th edit was updated: The available job now has this request's payload.",
+        "the 10th edit was updated: The available job takes this request's payload.",
         "the waiting maintenance was updated: ['snapshot', 'edges']",
         (
             "side by side: [\"embed_note(a, 'draft 10')\", \"embed_note(b, 'hello')\", "

@@ -92,7 +92,9 @@ def test_few_different_values_are_no_identity() -> None:
 def test_repeats_after_their_runs_are_throttled() -> None:
     advice = only(history(created(200, document=lambda n: n % 20), waits=1))
     assert advice.policy == 'Unique.throttle("30s", "first+last")'
-    assert advice.sentences[0].startswith("0 % of 200 requests")
+    assert advice.sentences[0].startswith(
+        "90 % of 200 requests of reindex in the last 3m20s repeated an earlier one"
+    )
     assert advice.absorbed == 180
 
 

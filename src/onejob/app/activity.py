@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from datetime import timedelta
+from heapq import nlargest
 from typing import Any
 
-from onejob.app.listing import Searched, read_filters, search
+from onejob.app.listing import Searched, read_filters, read_held, search
 from onejob.app.values import read_count, read_key, refuse_no_name
 from onejob.core.durations import Duration, duration
+from onejob.core.holds import holding
 from onejob.core.job import Job, State
 from onejob.engine.absorbed_log import KIND, AbsorbedRequest, read_entry
 from onejob.engine.audit import Release, read_releases
 from onejob.engine.engine import Engine
 from onejob.engine.presence import WorkerStatus, read_workers
+from onejob.errors import UnknownJob
 from onejob.observe.advice import Advice, advise
 from onejob.observe.recent import Filters, Recent, read_recent
 from onejob.tasks.blocking import blocking
+from onejob.tasks.explain import absorbed_by_job
 from onejob.tasks.registry import Registry
 from onejob.tasks.task import Task
+
+BUSY = 20  # running jobs, and jobs that have absorbed most, that are looked at beside the newest holders
 
 
 class Activity:
@@ -37,6 +44,33 @@ class Activity:
         return await read_workers(self._engine)
 
     workers_sync = blocking(workers)
+
+    async def held(self, *, limit: int = 100) -> builtins.list[Job]:
+        """Return jobs that hold a key and jobs that wait behind one, as `app.holds` does, and the busy ones.
+
+        Where more keys are held than the limit, the newest may all have ended. So 20 of the jobs that run,
+        and the 20 that have absorbed most requests, are looked at beside them.
+
+        Args:
+            limit: How many of the newest to look at at most.
+        """
+        found = await self._engine.find(read_held(self._engine.namespace, limit))
+        if len(found) >= limit:
+            found += await self._busy({job.id for job in found})
+        now = self._engine.store.now()
+        return [job for job in found if holding(job, now) or job.is_successor]
+
+    async def _busy(self, known: Collection[str]) -> builtins.list[Job]:
+        """Return running jobs, and those that have absorbed most requests, except the known ones."""
+        running = [job_id for worker in await self.workers() for job_id in worker.running][:BUSY]
+        served = await absorbed_by_job(self._engine)
+        found = []
+        for job_id in {*running, *nlargest(BUSY, served, key=served.__getitem__)}.difference(known):
+            with suppress(UnknownJob):  # it has been pruned
+                found.append(await self._engine.job(job_id))
+        return found
+
+    held_sync = blocking(held)
 
     async def search(
         self,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 MINUTE = timedelta(seconds=60)
 ENDS = {"completed", "cancelled", "discarded", "retryable"}
-HOLDS = 200  # held keys that are read, newest first
+HOLDS = 200  # held keys that are read, the newest and the busy ones
 EVENTS = 10_000  # of one look
 
 
@@ -51,7 +51,7 @@ class Reader:
         stats = await self._app.stats()
         workers = await self._app.activity.workers()
         absorbed = await self._app.absorbed()
-        held = [(job, absorbed.get(job.id, 0)) for job in await self._app.holds(limit=HOLDS)]
+        held = [(job, absorbed.get(job.id, 0)) for job in await self._app.activity.held(limit=HOLDS)]
         held.sort(key=lambda one: (-one[1], one[0].id))
         self._look = await self._app.activity.recent(since=self._look, limit=EVENTS)
         return Picture(self._look.at, stats, workers, held, self._minute(self._look))

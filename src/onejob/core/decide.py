@@ -276,7 +276,7 @@ def keep(request: Request, policy: Unique, view: View, standing: Job) -> Changes
     if policy.on_mismatch == "error" and differs(request, standing):
         return reject(request, standing, "mismatch")
     if policy.bump and (bumped := bump(request, view, standing)):
-        reason = "The duplicate raised the waiting job."
+        reason = "The duplicate raises the waiting job."
         verdict = Verdict(Outcome.UPDATED, bumped, standing, reason, differs(request, standing))
         return Changes(verdict, updates=(bumped,))
     reason = f"The same work is already {standing.state}; the policy keeps it."
@@ -335,7 +335,7 @@ def refresh(request: Request, policy: Unique, view: View, standing: Job) -> Chan
         reason = f"The same work is already {standing.state} with the same payload."
         return Changes(Verdict(Outcome.KEPT, standing, standing, reason))
     updated = alter(updated, attempt=0, traits=updated.traits | Trait.MARKED * policy.marks)
-    reason = f"The {standing.state} job now has this request's payload."
+    reason = f"The {standing.state} job takes this request's payload."
     verdict = Verdict(Outcome.UPDATED, updated, standing, reason, differs(request, standing))
     return Changes(verdict, updates=(updated,), mark=mark_newest(request, policy, view, updated))
 
@@ -354,7 +354,7 @@ def replace(
         job = alter(job, state=standing.state if kept else ready(job, view.now))
     job = wait_behind(job) if standing is view.successor else hold(job, view.now)
     superseded = supersede(standing, job.id, view.now)
-    reason = f"The {standing.state} job {standing.id} was cancelled in favour of this one."
+    reason = f"The {standing.state} job {standing.id} is cancelled in favour of this one."
     differing = differs(request, standing)
     verdict = Verdict(Outcome.REPLACED, job, standing, reason, differing, superseded=standing)
     return Changes(

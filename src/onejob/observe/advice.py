@@ -179,10 +179,13 @@ class About:
         best: str,
     ) -> Advice:
         """Return the advice to make repeated requests one job."""
-        text, result, waiting = written(policies[best]), tried[best], tried["until_executing"]
+        text, result, waiting = written(policies[best]), tried[best], tried["until_executing"].absorbed
+        repeated = f"{percent(waiting, history.total)} of {self.jobs(history)} repeated a waiting one"
+        if waiting < REPEATING * history.total:  # they came after it had run
+            alike = history.total - len(set(history.values_of(chosen)))
+            repeated = f"{percent(alike, history.total)} of {self.jobs(history)} repeated an earlier one"
         first = (
-            f"{percent(waiting.absorbed, history.total)} of {self.jobs(history)} repeated a waiting one; "
-            f"{text} would have absorbed {of(result.absorbed, history.total)}{reruns(result)}."
+            f"{repeated}; {text} would have absorbed {of(result.absorbed, history.total)}{reruns(result)}."
         )
         others = [
             Candidate(written(policies[name]), one.absorbed, one.reruns)

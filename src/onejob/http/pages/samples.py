@@ -6,15 +6,14 @@ import asyncio
 import hashlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from heapq import nlargest
 from time import monotonic
 
 from onejob import App, DeadGroup, Finding, Job, QueueStatus, Stats, Times, WorkerStatus
-from onejob.errors import OnejobError, UnknownJob
+from onejob.errors import OnejobError
 from onejob.http.pages.text import span
 
 log = logging.getLogger("onejob")
@@ -24,7 +23,6 @@ EVERY = 5.0  # seconds between the points of the chart
 HISTORY = timedelta(hours=1)
 LATELY = 12  # points: a minute
 MOST_HOLDS = 500
-MOST_BUSY = 20  # running jobs, and jobs that have absorbed most, that are looked at beside them
 MOST_NEW = 500  # jobs that are read to count those that were created since the last point
 WITHOUT_JOB = ("kept", "updated", "rejected", "stale")  # absorbed requests that have no job of their own
 ABSORBED = (*WITHOUT_JOB, "rerun")
@@ -279,13 +277,8 @@ async def count(app: App, before: Sample | None = None) -> Sample:
     """Count an app's jobs, held keys, queues, schedules and workers."""
     at = datetime.now(UTC)
     stats, queues = await app.stats(), await app.queues.list()
-    holds, schedules = await app.holds(limit=MOST_HOLDS), await app.schedules.all()
+    holds, schedules = await app.activity.held(limit=MOST_HOLDS), await app.schedules.all()
     served, workers = await app.absorbed(), await app.activity.workers()
-    if len(holds) >= MOST_HOLDS:
-        # The newest may all have ended: those that run and those that absorb most are what is looked for.
-        running = [job_id for worker in workers for job_id in worker.running][:MOST_BUSY]
-        busy = nlargest(MOST_BUSY, served, key=served.__getitem__)
-        holds += await holders_of(app, {*running, *busy} - {job.id for job in holds})
     letters = await read_letters(app, stats.dead, None if before is None else before.letters)
     newest = await app.jobs(limit=MOST_LINKED)
     failing = [one for one in await app.maintenance.health() if one.level == "fail"]
@@ -305,15 +298,6 @@ async def read_letters(app: App, total: int, before: Letters | None) -> Letters:
         job.id: str(job.failures[-1]["message"]) for job in letters if job.failures and job.id in examples
     }
     return Letters(total, letters, errors, groups, messages)
-
-
-async def holders_of(app: App, ids: Collection[str]) -> list[Job]:
-    """Return the jobs with these ids that hold a key."""
-    found = []
-    for job_id in ids:
-        with suppress(UnknownJob):  # it has been pruned
-            found.append(await app.job(job_id))
-    return [job for job in found if app.is_holding(job)]
 
 
 def digest(newest: object, sample: Sample) -> str:
