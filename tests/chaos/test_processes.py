@@ -182,7 +182,7 @@ async def test_the_late_result_of_a_stopped_worker_is_refused(shop: Shop) -> Non
             shop.open_gate()
             first.send(signal.SIGCONT)
             # It may see that its lease is over before it hears that the job was taken over.
-            eventually(lambda: "its result is dropped" in first.errors.read_text(), "the first worker logs it")
+            eventually(lambda: "result is dropped" in first.errors.read_text(), "the first worker logs it")
             assert stop(first, second) == [0, 0]
     assert await shop.app.job(answer.job.id) == done
     assert (done.state, done.attempt, done.token) == (State.COMPLETED, 2, 2)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from heapq import nlargest
 from typing import Any
 
-from onejob.app.listing import Searched, read_filters, read_held, search
+from onejob.app.listing import Searched, read_filters, search
 from onejob.app.values import read_count, read_key, refuse_no_name
 from onejob.core.durations import Duration, duration
 from onejob.core.holds import holding
@@ -21,6 +21,7 @@ from onejob.engine.presence import WorkerStatus, read_workers
 from onejob.errors import UnknownJob
 from onejob.observe.advice import Advice, advise
 from onejob.observe.recent import Filters, Recent, read_recent
+from onejob.stores.queries import Listed
 from onejob.tasks.blocking import blocking
 from onejob.tasks.explain import absorbed_by_job
 from onejob.tasks.registry import Registry
@@ -54,7 +55,8 @@ class Activity:
         Args:
             limit: How many of the newest to look at at most.
         """
-        found = await self._engine.find(read_held(self._engine.namespace, limit))
+        newest = Listed(namespace=self._engine.namespace, held=True, limit=read_count(limit))
+        found = await self._engine.find(newest)
         if len(found) >= limit:
             found += await self._busy({job.id for job in found})
         now = self._engine.store.now()
