@@ -39,7 +39,7 @@ SELECT key, version, job, void, touched_at, prior_version, prior_job FROM onejob
 RUNNING = "SELECT * FROM onejob_jobs WHERE state = 'active'"
 PASSING = {  # statements that change nothing for others, or that go with the one before them
     *("begin", "rollback", "savepoint", "undo", "release", "identify", "lock_timeout", "lock_marks"),
-    *("marks", "notify", "clock", "installation", "paused", "next_due", "mature"),
+    *("marks", "notify", "clock", "installation", "paused", "mature"),
 }
 
 MANY = 1000  # statements: more than there are

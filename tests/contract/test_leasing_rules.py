@@ -50,6 +50,7 @@ class Walk:
         self.clock = clock
         self.chance = chance
         self.namespace = name
+        self.has_limits = chance.random() < 0.6  # without any, a store may choose and start in one statement
         self.limits = self._some({queue: chance.randint(1, 4) for queue in QUEUES})
         self.shares = self._some({queue: chance.randint(1, 2) for queue in QUEUES})
         self.rates = self._some(
@@ -58,7 +59,8 @@ class Walk:
         self.starts: dict[str, list[datetime]] = {queue: [] for queue in QUEUES}
 
     def _some(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in values.items() if self.chance.random() < 0.4}
+        often = 0.4 if self.has_limits else 0
+        return {name: value for name, value in values.items() if self.chance.random() < often}
 
     # ── what happens between leases ──
 
@@ -157,7 +159,8 @@ class Walk:
         answers, leased, _ = await self.store.lease(wanted, after)
         assert [answer.job for answer in answers] == list(written.values())
         assert [job.id for job in leased] == expected, self.describe(wanted, await self.jobs())
-        assert all(job.state is State.ACTIVE and job.worker == "worker" for job in leased)
+        before = {job.id: written.get(job.id, job) for job in jobs}
+        assert leased == [begun(before[job.id], self.store.now()) for job in leased]
         for job in leased:
             self.starts[job.queue].append(self.store.now())
 
@@ -185,6 +188,12 @@ def applied(step: Step[Any], now: datetime) -> Job:
     """Return the job of a step after it; no job of a walk has a key, so the step needs no other row."""
     [job] = step.act(View(now, step.seen)).updates
     return job
+
+
+def begun(job: Job, now: datetime) -> Job | None:
+    """Return a job as it runs after it was due and has started."""
+    due = runs.mature(View(now, job)).updates
+    return runs.start(View(now, *due or (job,)), worker="worker", lease=DURATION).answer
 
 
 def is_candidate(job: Job, wanted: Lease, now: datetime) -> bool:

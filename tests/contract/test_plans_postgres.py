@@ -71,7 +71,10 @@ HOT: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "available": (("''", "'default'", IDS, "10"), {"onejob_due"}),
     "available_in_shares": (("''", "'default'", IDS, "2", "10"), {JOBS, "onejob_shares", "onejob_leased"}),
     "available_without_partition": (("''", "'default'", IDS, "10"), {JOBS, "onejob_due"}),
-    "next_due": (("''",), {"onejob_timed"}),
+    "start_available": (
+        ("''", """'["default"]'""", "'[2]'", IDS, "10", "0", "'worker'", "9"),
+        {SETTINGS, "onejob_due"},
+    ),
     "update_job": ((*CHANGE, "0"), {JOBS}),
     "update_jobs": ((IDS, NUMBERS, IDS, "1", "'active'", *("NULL",) * 8, "0"), {JOBS}),
     "set_aside": ((*CHANGE, "0", "0"), {JOBS}),

@@ -1,7 +1,8 @@
 """Leasing on PostgreSQL: settle runs that ended and start due jobs in one transaction.
 
-The rules are those of `core.leasing`. This module supplies candidates, which no other worker can lease
-meanwhile, and counts. Queues with a limit are locked first: one worker at a time counts and fills them.
+Without limits over all workers, one statement chooses and starts jobs as `core.leasing` and `core.runs` do.
+Otherwise their rules run here, on candidates, which no other worker can lease meanwhile, and counts. Queues
+with a limit are locked first: one worker at a time counts and fills them.
 """
 
 from __future__ import annotations
@@ -15,28 +16,33 @@ from typing import Any
 import psycopg
 
 from onejob.core.job import Job, Trait
-from onejob.core.leasing import Capacity, Lease, Load, choose, next_due
+from onejob.core.leasing import Capacity, Lease, Load, choose, next_due, rank
 from onejob.core.step import Step
-from onejob.errors import AdmissionBusy
-from onejob.stores.columns import read_job, read_time, write_time
+from onejob.errors import AdmissionBusy, StoreError
+from onejob.stores.columns import MICROSECOND, Unreadable, read_job, read_time, write_time
 from onejob.stores.contract import Leased
 from onejob.stores.flow import Flow, Query, Row
 from onejob.stores.postgres.connection import BEGIN, COMMIT
-from onejob.stores.postgres.errors import is_busy
+from onejob.stores.postgres.errors import ConnectionLost, is_busy, is_race
+from onejob.stores.postgres.records import storable
 from onejob.stores.postgres.server import Server
 from onejob.stores.postgres.steps import (
     Answers,
     Moved,
     Steps,
     Transaction,
+    Unread,
+    apply_group,
     decide,
+    fenced,
     find_unread,
     load_keys,
     retry,
     without,
-    write_unread,
     writes,
+    written,
 )
+from onejob.stores.postgres.upkeep import set_aside
 from onejob.stores.sql.draft import Draft
 from onejob.stores.sql.reading import array
 from onejob.stores.working_copy import WorkingCopy
@@ -47,19 +53,19 @@ FENCED = Trait.MARKED | Trait.HAS_SUCCESSOR
 
 def lease(server: Server, wanted: Lease, after: Sequence[Step[Any]]) -> Flow[Leased]:
     """Apply steps, then start due jobs; a step that another transaction delays is answered AdmissionBusy."""
-    ends, steps = time.monotonic() + server.admission_timeout, dict(enumerate(after))
-    delayed = busy(server)
-    while True:
-        try:
-            answers, jobs, due = yield from lease_once(server, wanted, steps)
-        except (AdmissionBusy, Moved, psycopg.Error) as error:
-            if after and is_busy(error):
-                return Leased([delayed for _ in after], [], None)
-            yield from retry(server, error, ends)
-        else:
-            if answers:
-                server.changed()
-            return Leased([answers.get(index, delayed) for index in steps], jobs, due)
+    steps, delayed = dict(enumerate(after)), busy(server)
+    unread = {} if wanted.limited else find_unread(steps, server.now())
+    answers, jobs, due = Answers(), None, None
+    if not wanted.limited and len(unread) == len(steps):
+        answers, jobs, due = yield from lease_at_once(server, wanted, unread)
+        if jobs is not None and len(answers) < len(steps):
+            answers |= yield from apply_later(server, without(steps, answers))
+    if jobs is None:
+        others, jobs, due = yield from lease_by_rules(server, wanted, without(steps, answers))
+        answers |= others
+    if answers:
+        server.changed()
+    return Leased([answers.get(index, delayed) for index in steps], jobs, due)
 
 
 def busy(server: Server) -> AdmissionBusy:
@@ -67,18 +73,84 @@ def busy(server: Server) -> AdmissionBusy:
     return AdmissionBusy(f"{server.place}: another open transaction relies on this job; try again.")
 
 
-def lease_once(
-    server: Server, wanted: Lease, steps: Steps
-) -> Flow[tuple[Answers, list[Job], datetime | None]]:
+# ── without limits: one batch, in which the server chooses ────────────────────────────────────────
+
+
+def lease_at_once(
+    server: Server, wanted: Lease, unread: Unread
+) -> Flow[tuple[Answers, list[Job] | None, datetime | None]]:
+    """Write runs that ended and start the best jobs, if none of those is special; otherwise return None."""
+    now, settling = server.now(), fenced(unread)
+    limits = [server.briefly] if server.is_pooled else []
+    try:
+        answers = yield [*limits, *settling, mature(wanted, now), start_available(wanted, now)]
+    except psycopg.Error as error:
+        if is_race(error) or is_busy(error):  # such as a continuation that an earlier attempt has inserted
+            return {}, None, None
+        raise
+    *ended, [[run_at]], rows = answers[len(limits) :]
+    found = written(unread, ended)
+    if rows and rows[-1][0] is None:
+        return found, None, None
+    jobs = yield from read_started(server, rows)
+    return found, jobs, None if len(jobs) >= wanted.total or run_at is None else read_time(run_at)
+
+
+def start_available(wanted: Lease, now: datetime) -> Query:
+    """Return the statement that starts the best jobs of queues without limits."""
+    queues = wanted.queues
+    given = (array(queues), array(queues.values()), array(wanted.tasks), wanted.total)
+    run = (write_time(now), storable(wanted.worker), wanted.duration // MICROSECOND)
+    return Query("start_available", (wanted.namespace, *given, *run))
+
+
+def read_started(server: Server, rows: Sequence[Row]) -> Flow[list[Job]]:
+    """Return jobs that have started, best first, and set aside those whose rows cannot be read."""
+    jobs: list[Job] = []
+    for row in rows:
+        try:
+            jobs.append(read_job(row))
+        except Unreadable as damage:
+            yield from set_aside(damage, set(), server.now())
+    return sorted(jobs, key=rank)
+
+
+def apply_later(server: Server, steps: Steps) -> Flow[Answers]:
+    """Apply steps whose jobs have changed meanwhile; no error may lose the jobs that have just started."""
+    try:
+        return (yield from apply_group(server, steps))
+    except (StoreError, ConnectionLost, psycopg.Error):
+        return {}
+
+
+# ── with limits, or special jobs: in a transaction, by the rules of `core.leasing` ────────────────
+
+Started = tuple[Answers, list[Job], datetime | None]
+
+
+def lease_by_rules(server: Server, wanted: Lease, steps: Steps) -> Flow[Started]:
+    """Settle and lease, and again while others change what is relied on; delayed steps have no answer."""
+    ends = time.monotonic() + server.admission_timeout
+    while True:
+        try:
+            return (yield from lease_once(server, wanted, steps))
+        except (AdmissionBusy, Moved, psycopg.Error) as error:
+            if steps and is_busy(error):
+                return {}, [], None
+            yield from retry(server, error, ends)
+
+
+def lease_once(server: Server, wanted: Lease, steps: Steps) -> Flow[Started]:
     """Settle and lease in one transaction, in two round trips if all runs ended as usual."""
     transaction = Transaction(BEGIN)
     if wanted.limited:
         transaction.add(server.patiently)
         transaction.add(*(Query("lock_queue", (wanted.namespace, queue)) for queue in wanted.limited))
-    if wanted.limited or steps or server.is_pooled:
-        transaction.add(server.briefly)
+    transaction.add(server.briefly)
     unread, queries = find_unread(steps, server.now()), survey(server, wanted)
-    answers, found = yield from write_unread(transaction, unread, *queries)
+    settling = fenced(unread)
+    found = yield from transaction.send(*settling, *queries)
+    answers, found = written(unread, found[: len(settling)]), found[len(settling) :]
     if left := without(steps, answers):
         decided, draft = yield from decide(transaction, server.now, left, skips_locked=True)
         answers |= decided
@@ -96,7 +168,7 @@ def survey(server: Server, wanted: Lease) -> list[Query]:
     now, namespace = server.now(), wanted.namespace
     counted = sorted(wanted.limits.keys() | wanted.shares.keys())
     return [
-        Query("mature", (namespace, write_time(now), MATURED_AT_ONCE)),
+        mature(wanted, now),
         Query("paused", (namespace,)),
         *([Query("active", (namespace, array(counted)))] if counted else []),
         *(
@@ -105,6 +177,11 @@ def survey(server: Server, wanted: Lease) -> list[Query]:
         ),
         *candidates(wanted),
     ]
+
+
+def mature(wanted: Lease, now: datetime) -> Query:
+    """Return the statement that makes timed jobs available, and finds the time of the next one."""
+    return Query("mature", (wanted.namespace, write_time(now), MATURED_AT_ONCE))
 
 
 def candidates(wanted: Lease) -> Iterator[Query]:
@@ -123,23 +200,28 @@ def candidates(wanted: Lease) -> Iterator[Query]:
                 yield Query("available", (*given, most))
 
 
-def read_survey(queries: Sequence[Query], rows: Sequence[Sequence[Row]]) -> tuple[Collection[Job], Load]:
-    """Return the candidates and counts that the statements of `survey` have found."""
+def read_survey(
+    queries: Sequence[Query], rows: Sequence[Sequence[Row]]
+) -> tuple[Collection[Job], Load, datetime | None]:
+    """Return the candidates, the counts and the next time that the statements of `survey` have found."""
     found: dict[str, Job] = {}
     active: dict[tuple[str, str], int] = {}
     starts: dict[str, list[datetime]] = {}
     paused: list[str] = []
+    timed: datetime | None = None
     for query, some in zip(queries, rows, strict=True):
         match query.name:
+            case "mature":
+                timed = some[0][0] and read_time(some[0][0])
             case "paused":
                 paused = [name for (name,) in some]
             case "active":
                 active = {(queue, partition): number for queue, partition, number in some}
             case "recent_starts":
                 starts[query.parameters[1]] = [read_time(at) for (at,) in some]
-            case _:  # candidates; `mature` returns nothing
+            case _:  # candidates
                 found |= {row[0]: read_job(row) for row in some}
-    return found.values(), Load(active, starts, paused)
+    return found.values(), Load(active, starts, paused), timed
 
 
 # ── starting ──────────────────────────────────────────────────────────────────────────────────────
@@ -157,7 +239,7 @@ def start_best(
     begun: list[Job]
     now = server.now()
     while True:
-        (found, load), begun = read_survey(queries, rows), []
+        (found, load, timed), begun = read_survey(queries, rows), []
         chosen = choose(found, Capacity(wanted, load, now, started))
         if not chosen:
             break
@@ -167,11 +249,10 @@ def start_best(
         if is_whole:
             break
         rows = yield from transaction.send(*queries)  # a job that was promoted may be better than the rest
+    yield from transaction.send(COMMIT)
     if len(started) >= wanted.total:
-        yield from transaction.send(COMMIT)
         return started, None
-    [[run_at]], _ = yield from transaction.send(Query("next_due", (wanted.namespace,)), COMMIT)
-    return started, next_due(wanted, load, now, None if run_at is None else read_time(run_at), begun)
+    return started, next_due(wanted, load, now, timed, begun)
 
 
 def begin(

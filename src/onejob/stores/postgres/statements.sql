@@ -441,14 +441,19 @@ WHERE namespace = $1::text AND key IS NOT NULL AND stand IS NOT NULL
 SELECT pg_advisory_xact_lock(hashtextextended('onejob queue ' || $1::text || ' ' || $2::text, 0));
 
 -- name: mature
--- Make scheduled and retryable jobs available whose time has come, as core.runs.mature does.
+-- Make scheduled and retryable jobs available whose time has come, as core.runs.mature does. Return the time of
+-- the next one.
 WITH due AS MATERIALIZED (
     SELECT id FROM onejob_jobs
     WHERE state IN ('scheduled', 'retryable') AND namespace = $1::text AND run_at <= $2::bigint
     ORDER BY run_at LIMIT $3::bigint FOR UPDATE SKIP LOCKED
+),
+matured AS (
+    UPDATE onejob_jobs SET state = 'available', revision = revision + 1
+    FROM due WHERE onejob_jobs.id = due.id AND due.id || '' = due.id
 )
-UPDATE onejob_jobs SET state = 'available', revision = revision + 1
-FROM due WHERE onejob_jobs.id = due.id AND due.id || '' = due.id;
+SELECT min(run_at) FROM onejob_jobs
+WHERE state IN ('scheduled', 'retryable') AND namespace = $1::text AND id NOT IN (SELECT id FROM due);
 
 -- name: paused
 SELECT name FROM onejob_settings WHERE namespace = $1::text AND kind = 'paused';
@@ -533,23 +538,60 @@ CROSS JOIN LATERAL (
     SELECT * FROM onejob_jobs WHERE id = head.id AND state || '' = 'available' FOR UPDATE SKIP LOCKED
 ) AS job;
 
--- name: next_due
-SELECT min(run_at) FROM onejob_jobs WHERE state IN ('scheduled', 'retryable') AND namespace = $1::text;
+-- name: start_available
+-- Start the best available jobs that no other worker is about to start: of each queue in $2 that is not paused as
+-- many as $3 says, $5 in all; they run at $6 for $8 microseconds. This is core.leasing without limits over all
+-- workers, and core.runs.start. If one of them may have to end instead, or concerns other jobs of its key (512 and
+-- 1024 are Trait.MARKED and Trait.HAS_SUCCESSOR), none is started, and the answer is one row of nulls.
+WITH wanted AS MATERIALIZED (
+    SELECT queue, number::bigint
+    FROM ROWS FROM (
+        json_array_elements_text($2::text::json), json_array_elements_text($3::text::json)
+    ) AS given (queue, number)
+    WHERE NOT EXISTS (
+        SELECT 1 FROM onejob_settings WHERE namespace = $1::text AND kind = 'paused' AND name = given.queue
+    )
+),
+best AS MATERIALIZED (
+    SELECT job.* FROM wanted CROSS JOIN LATERAL (
+        SELECT ctid AS version, priority, run_at, place, id,
+            expires_at <= greatest($6::bigint, created_at) OR (key IS NOT NULL AND traits & 1536 <> 0) AS is_special
+        FROM onejob_jobs
+        WHERE state = 'available' AND namespace = $1::text AND queue = wanted.queue
+            AND task = ANY (ARRAY(SELECT json_array_elements_text($4::text::json)))
+        ORDER BY priority DESC, run_at, place, id LIMIT wanted.number FOR UPDATE SKIP LOCKED
+    ) AS job
+    ORDER BY job.priority DESC, job.run_at, job.place, job.id LIMIT $5::bigint
+),
+started AS (
+    UPDATE onejob_jobs SET
+        state = 'active', revision = revision + 1, attempt = attempt + 1, token = token + 1, worker = $7::text,
+        started_at = greatest($6::bigint, created_at, run_at), lease_until = greatest($6::bigint, created_at) + $8::bigint,
+        stand = CASE WHEN traits & 1 = 0 THEN stand END -- Trait.RELEASES_AT_START
+    WHERE ctid = ANY (ARRAY(SELECT version FROM best WHERE (SELECT bool_or(is_special) FROM best) IS NOT TRUE))
+    RETURNING *
+)
+SELECT * FROM started
+UNION ALL
+(SELECT (NULL::onejob_jobs).* FROM best WHERE is_special LIMIT 1);
 
 -- ── writing: an update happens only if the row has the revision that was seen ───────────────────────
 
 -- name: insert_job
+-- With $34, a continuation: only if the run with this token has completed the job before it.
 INSERT INTO onejob_jobs (
     id, namespace, task, queue, state, priority, run_at, place, created_at, args, meta, payload_digest,
     chain_id, chain_index, parent_id, expires_at, partition, key, stand, traits, held_at, attempt,
     token, revision, worker, lease_until, cancel_requested, started_at, finished_at, kept_until, result,
     policy, more
 )
-VALUES (
+SELECT
     $1::text, $2::text, $3::text, $4::text, $5::text, $6::bigint, $7::bigint, $8::bigint, $9::bigint,
     $10::text, $11::text, $12::bytea, $13::text, $14::bigint, $15::text, $16::bigint, $17::text,
     $18::bytea, $19::bigint, $20::bigint, $21::bigint, $22::bigint, $23::bigint, $24::bigint, $25::text,
     $26::bigint, $27::boolean, $28::bigint, $29::bigint, $30::bigint, $31::text, $32::text, $33::text
+WHERE $34::bigint IS NULL OR EXISTS (
+    SELECT 1 FROM onejob_jobs WHERE id = $15::text AND token = $34::bigint AND state = 'completed'
 );
 
 -- name: update_job

@@ -126,19 +126,16 @@ Unread = Mapping[int, tuple[Job, Changes[Any]]]
 
 
 def apply_unread(server: Server, steps: Steps) -> Flow[Answers]:
-    """Run the steps that need no reading, in a transaction of their own.
+    """Run the steps that need no reading, in one batch, which is a transaction of its own.
 
-    Without continuations it is one batch, which commits by itself and can be repeated: if it is lost after
-    its commit, the rows have other revisions, and the steps find their own results by reading.
+    It can be repeated: if its reply is lost, the rows have other revisions, and the steps find their own
+    results by reading.
     """
     unread = find_unread(steps, server.now())
     if not unread:
         return {}
-    inserts = any(changes.inserts for _, changes in unread.values())
-    transaction = Transaction(*([BEGIN] if inserts else []))
-    answers, _ = yield from write_unread(transaction, unread)
-    if inserts:
-        yield from transaction.send(COMMIT)
+    queries = fenced(unread)
+    answers = written(unread, (yield queries))
     if answers:
         server.changed()
     return answers
@@ -168,20 +165,23 @@ def changes_alone(job: Job, changes: Changes[Any]) -> bool:
     return len(updates) == 1 and updates[0].id == job.id and not changes.deletes and changes.mark is None
 
 
-def write_unread(
-    transaction: Transaction, unread: Unread, *others: Query
-) -> Flow[tuple[Answers, list[list[Row]]]]:
-    """Write steps that need no reading, where a row has the revision that was seen, and run other statements.
+def fenced(unread: Unread) -> list[Query]:
+    """Return the statements that write steps where a row has the revision that was seen."""
+    return [
+        *updates([(seen, changes.updates[0]) for seen, changes in unread.values()]),
+        *(insert(job, seen.token) for seen, changes in unread.values() for job in changes.inserts),
+    ]
 
-    Return the answers of those that were written, and the rows of the others.
-    """
-    fenced = list(updates([(seen, changes.updates[0]) for seen, changes in unread.values()]))
-    rows = yield from transaction.send(*fenced, *others)
-    written = {job_id for [[ids, _]] in rows[: len(fenced)] for job_id in ids or ()}
-    done = {index: changes for index, (seen, changes) in unread.items() if seen.id in written}
-    inserted = [job for changes in done.values() for job in changes.inserts]
-    transaction.add(*(Query("insert_job", write_row(job)) for job in inserted))
-    return {index: changes.answer for index, changes in done.items()}, rows[len(fenced) :]
+
+def written(unread: Unread, answers: Sequence[Sequence[Row]]) -> Answers:
+    """Return the answers of the steps that the statements of `fenced` have written."""
+    ids = {job_id for rows in answers for some, _ in rows for job_id in some or ()}
+    return {index: changes.answer for index, (seen, changes) in unread.items() if seen.id in ids}
+
+
+def insert(job: Job, token: int | None = None) -> Query:
+    """Return the statement that inserts a job; with a token, if that run has completed the job before it."""
+    return Query("insert_job", (*write_row(job), token))
 
 
 # ── under locks ───────────────────────────────────────────────────────────────────────────────────
@@ -318,7 +318,7 @@ def writes(draft: Draft, *, counting: str = "count_decided") -> list[Query]:
         *([Query("delete_jobs", (array(sorted(job.id for job in deleted)),))] if deleted else []),
         *updates([pair for pair, takes in zip(updated, taking, strict=True) if not takes], must=True),
         *updates([pair for pair, takes in zip(updated, taking, strict=True) if takes], must=True),
-        *(Query("insert_job", write_row(job)) for job in sorted(inserted, key=position)),
+        *(insert(job) for job in sorted(inserted, key=position)),
         *(write_mark_of(draft, key) for key in sorted(draft.marks)),
         *([Query(counting, (tally_records(draft.tallies, EPOCH),))] if draft.tallies else []),
     ]
