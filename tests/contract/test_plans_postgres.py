@@ -73,7 +73,7 @@ HOT: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "available_without_partition": (("''", "'default'", IDS, "10"), {JOBS, "onejob_due"}),
     "start_available": (
         ("''", """'["default"]'""", "'[2]'", IDS, "10", "0", "'worker'", "9"),
-        {SETTINGS, "onejob_due"},
+        {SETTINGS, "onejob_due", JOBS},
     ),
     "update_job": ((*CHANGE, "0"), {JOBS}),
     "update_jobs": ((IDS, NUMBERS, IDS, "1", "'active'", *("NULL",) * 8, "0"), {JOBS}),

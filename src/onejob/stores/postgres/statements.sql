@@ -554,7 +554,7 @@ WITH wanted AS MATERIALIZED (
 ),
 best AS MATERIALIZED (
     SELECT job.* FROM wanted CROSS JOIN LATERAL (
-        SELECT ctid AS version, priority, run_at, place, id,
+        SELECT id, priority, run_at, place,
             expires_at <= greatest($6::bigint, created_at) OR (key IS NOT NULL AND traits & 1536 <> 0) AS is_special
         FROM onejob_jobs
         WHERE state = 'available' AND namespace = $1::text AND queue = wanted.queue
@@ -566,10 +566,13 @@ best AS MATERIALIZED (
 started AS (
     UPDATE onejob_jobs SET
         state = 'active', revision = revision + 1, attempt = attempt + 1, token = token + 1, worker = $7::text,
-        started_at = greatest($6::bigint, created_at, run_at), lease_until = greatest($6::bigint, created_at) + $8::bigint,
+        started_at = greatest($6::bigint, created_at, onejob_jobs.run_at),
+        lease_until = greatest($6::bigint, created_at) + $8::bigint,
         stand = CASE WHEN traits & 1 = 0 THEN stand END -- Trait.RELEASES_AT_START
-    WHERE ctid = ANY (ARRAY(SELECT version FROM best WHERE (SELECT bool_or(is_special) FROM best) IS NOT TRUE))
-    RETURNING *
+    FROM best
+    WHERE onejob_jobs.id = best.id AND best.id || '' = best.id
+        AND (SELECT bool_or(is_special) FROM best) IS NOT TRUE
+    RETURNING onejob_jobs.*
 )
 SELECT * FROM started
 UNION ALL
@@ -619,13 +622,13 @@ SELECT array_agg(id), 1 / (count(*) >= $28::bigint)::int FROM written;
 -- added to their revision; attempt, token and started_at stay as they are if they are NULL here. It returns the
 -- ids that were written, and fails with a division by zero if they are fewer than $14.
 WITH seen AS MATERIALIZED (
-    SELECT locked.id, named.result
+    SELECT locked.version, named.result
     FROM ROWS FROM (
         json_array_elements_text($1::text::json), json_array_elements_text($2::text::json),
         json_array_elements_text($3::text::json)
     ) AS named (id, revision, result)
     CROSS JOIN LATERAL (
-        SELECT id FROM onejob_jobs
+        SELECT ctid AS version FROM onejob_jobs
         WHERE id = named.id AND revision = named.revision::bigint FOR NO KEY UPDATE SKIP LOCKED
     ) AS locked
 ),
@@ -635,7 +638,7 @@ written AS (
         worker = $7::text, lease_until = $8::bigint, finished_at = $9::bigint, kept_until = $10::bigint,
         attempt = coalesce($11::bigint, attempt), token = coalesce($12::bigint, token),
         started_at = coalesce($13::bigint, started_at)
-    FROM seen WHERE onejob_jobs.id = seen.id AND seen.id || '' = seen.id
+    FROM seen WHERE onejob_jobs.ctid = seen.version
     RETURNING onejob_jobs.id
 )
 SELECT array_agg(id), 1 / (count(*) >= $14::bigint)::int FROM written;
