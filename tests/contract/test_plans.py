@@ -38,6 +38,7 @@ INDEXES = {
     "active_in_shares": {"COVERING INDEX onejob_leased"},
     "recent_starts": {"onejob_started"},
     "delete_starts": {"onejob_started"},
+    "find_held": {ID},
     "find_newest": {ID},
     "find_active": {"onejob_leased (namespace=?)"},
     "find_in_state": {"onejob_listed (namespace=? AND state=? AND id>? AND id<?)"},
@@ -69,6 +70,7 @@ WHOLE_TABLE = {"counts", "keys_waiting"}  # they count all jobs of a namespace
 ORDERED_BY_INDEX = {
     "timed_due",
     "available_in_queue",
+    "find_held",
     "find_newest",
     "find_in_state",
     "find_oldest",

@@ -97,7 +97,7 @@ WITH inserted AS (
         $18::bytea, $19::bigint, $20::bigint, $21::bigint, $22::bigint, $23::bigint, $24::bigint, $25::text,
         $26::bigint, $27::boolean, $28::bigint, $29::bigint, $30::bigint, $31::text, $32::text, $33::text
     )
-    ON CONFLICT (key, stand) WHERE key IS NOT NULL DO NOTHING
+    ON CONFLICT (key, stand) WHERE stand IS NOT NULL DO NOTHING
     RETURNING true
 )
 SELECT standing.* FROM (SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM inserted)) AS refused
@@ -130,7 +130,7 @@ inserted AS (
         $24::bigint, $25::text, $26::bigint, $27::boolean, $28::bigint, $29::bigint, $30::bigint, $31::text,
         $32::text, $33::text
     FROM wanted ORDER BY wanted.key -- one order of keys in every session: no deadlock
-    ON CONFLICT (key, stand) WHERE key IS NOT NULL DO NOTHING
+    ON CONFLICT (key, stand) WHERE stand IS NOT NULL DO NOTHING
     RETURNING id
 )
 SELECT wanted.id, standing.* FROM wanted
@@ -166,7 +166,7 @@ CROSS JOIN LATERAL (SELECT * FROM onejob_jobs WHERE id = named.value FOR NO KEY 
 -- The holder behind which a job waits, before the job itself: a request for the key locks in this order, too.
 SELECT locked.id
 FROM (SELECT value FROM json_array_elements_text($1::text::json) ORDER BY value) AS named
-CROSS JOIN LATERAL (SELECT key FROM onejob_jobs WHERE id = named.value AND stand = 1 LIMIT 1) AS waiting
+CROSS JOIN LATERAL (SELECT key FROM onejob_jobs WHERE id = named.value AND coalesce(stand, 0) = 1 LIMIT 1) AS waiting
 CROSS JOIN LATERAL (SELECT id FROM onejob_jobs WHERE key = waiting.key AND stand = 0 FOR KEY SHARE) AS locked;
 
 -- name: keys_of
@@ -295,13 +295,25 @@ WHERE ($1::text IS NULL OR namespace = $1::text)
     AND (NOT $5::boolean OR stand IS NOT NULL) AND id < $6::text AND id >= $7::text
 ORDER BY id LIMIT $8::bigint OFFSET $9::bigint;
 
--- name: find_by_key
--- By the index of keys; the expression keeps the planner from walking all ids.
+-- name: find_held
+-- Jobs that stand for a key, by the index of those; the expression keeps the planner from walking all ids.
 SELECT * FROM onejob_jobs
-WHERE key = $2::bytea AND namespace = $1::text
+WHERE stand IS NOT NULL AND ($1::text IS NULL OR namespace = $1::text)
+    AND ($2::text IS NULL OR state = ANY (ARRAY(SELECT json_array_elements_text($2::text::json))))
+    AND ($3::text IS NULL OR queue = $3::text) AND ($4::text IS NULL OR task = $4::text)
+    AND id || '' < $5::text AND id || '' >= $6::text
+ORDER BY id || '' DESC LIMIT $7::bigint OFFSET $8::bigint;
+
+-- name: find_by_key
+SELECT * FROM (
+    SELECT * FROM onejob_jobs WHERE key = $2::bytea AND stand IS NOT NULL
+    UNION ALL
+    SELECT * FROM onejob_jobs WHERE key = $2::bytea AND stand IS NULL
+) AS found
+WHERE namespace = $1::text
     AND ($3::text IS NULL OR state = ANY (ARRAY(SELECT json_array_elements_text($3::text::json))))
     AND ($4::text IS NULL OR queue = $4::text) AND ($5::text IS NULL OR task = $5::text)
-    AND id || '' < $6::text
+    AND id < $6::text
 ORDER BY id || '' DESC LIMIT $7::bigint OFFSET $8::bigint;
 
 -- name: find_by_prefix
@@ -431,7 +443,7 @@ SELECT queue, task, state, count(*) FROM onejob_jobs WHERE namespace = $1::text 
 
 -- name: keys_waiting
 SELECT count(DISTINCT key) FROM onejob_jobs
-WHERE namespace = $1::text AND key IS NOT NULL AND stand IS NOT NULL
+WHERE namespace = $1::text AND stand IS NOT NULL
     AND state IN ('scheduled', 'available', 'pending', 'retryable');
 
 -- ── leasing ─────────────────────────────────────────────────────────────────────────────────────────

@@ -160,6 +160,8 @@ def _listed(query: Listed, limits: tuple[int, int]) -> tuple[str, Sequence[Any]]
             return "find_active", (query.namespace, *filters, *page)
         if state in LISTED:
             return "find_in_state", (query.namespace, state.value, *filters, *page)
+    if query.held and query.newest_first:
+        return "find_held", (query.namespace, _states(query), query.queue, query.task, *page)
     name = "find_newest" if query.newest_first else "find_oldest"
     return name, (query.namespace, _states(query), query.queue, query.task, query.held, *page)
 

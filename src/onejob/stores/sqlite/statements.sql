@@ -194,6 +194,15 @@ DELETE FROM onejob_starts WHERE namespace = ? AND queue = ? AND at <= ?;
 
 -- ── named queries ─────────────────────────────────────────────────────────────────────────────────
 
+-- name: find_held
+SELECT * FROM onejob_jobs
+WHERE stand IS NOT NULL AND (?1 IS NULL OR namespace = ?1)
+    AND (?2 IS NULL OR state IN (SELECT value FROM json_each(?2)))
+    AND (?3 IS NULL OR queue = ?3)
+    AND (?4 IS NULL OR task = ?4)
+    AND id < ?5 AND id >= ?6
+ORDER BY id DESC LIMIT ?7 OFFSET ?8;
+
 -- name: find_newest
 SELECT * FROM onejob_jobs
 WHERE (?1 IS NULL OR namespace = ?1)

@@ -42,8 +42,10 @@ CREATE TABLE onejob_jobs (
     autovacuum_analyze_scale_factor = 0.02
 );
 
--- One holder and one successor per key. NULLs are distinct, so the index also has a key's whole history.
-CREATE UNIQUE INDEX onejob_key ON onejob_jobs (key, stand) WHERE key IS NOT NULL;
+-- One holder and one successor per key; and the jobs that do not stand for it, in an index of their
+-- own, so that held keys are found among any number of ended jobs.
+CREATE UNIQUE INDEX onejob_key ON onejob_jobs (key, stand) WHERE stand IS NOT NULL;
+CREATE INDEX onejob_key_history ON onejob_jobs (key) WHERE key IS NOT NULL AND stand IS NULL;
 -- The jobs after the first of a chain.
 CREATE UNIQUE INDEX onejob_chain ON onejob_jobs (chain_id, chain_index) WHERE chain_id IS NOT NULL;
 
