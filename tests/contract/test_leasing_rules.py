@@ -192,8 +192,8 @@ def applied(step: Step[Any], now: datetime) -> Job:
 
 def begun(job: Job, now: datetime) -> Job | None:
     """Return a job as it runs after it was due and has started."""
-    due = runs.mature(View(now, job)).updates
-    return runs.start(View(now, *due or (job,)), worker="worker", lease=DURATION).answer
+    due = [*runs.mature(View(now, job)).updates, job][0]
+    return runs.start(View(now, due), worker="worker", lease=DURATION).answer
 
 
 def is_candidate(job: Job, wanted: Lease, now: datetime) -> bool:

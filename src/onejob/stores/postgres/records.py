@@ -94,8 +94,6 @@ def group_parameters(jobs: Sequence[Job]) -> list[Any]:
 Pair = tuple[Job, Job]
 """A job before and after a change."""
 
-NOT_BEGUN = (None, None, None)
-
 
 def updates(pairs: Sequence[Pair], *, must: bool = False) -> Iterator[Query]:
     """Yield the statements that write changed jobs; what runs change alike is one statement.
@@ -103,23 +101,22 @@ def updates(pairs: Sequence[Pair], *, must: bool = False) -> Iterator[Query]:
     Each statement returns the ids that it wrote. If they `must` be written, it fails where a row is locked by
     another transaction or has another revision.
     """
-    groups: list[tuple[Any, list[Pair]]] = []
-    latest: dict[Any, tuple[Any, list[Pair]]] = {}  # begun last, by what often differs
-    for old, new in sorted(pairs, key=lambda pair: (pair[0].key or b"", pair[0].id)):  # as `position`
-        if not is_change_of_run(old, new):
-            yield update(old, new, must=must)
-            continue
-        kind, change = (new.task, new.stand, new.attempt, new.token), change_of_run(old, new)
-        if kind not in latest or latest[kind][0] != change:
-            latest[kind] = (change, [])
-            groups.append(latest[kind])
-        latest[kind][1].append((old, new))
-    for change, group in groups:
-        yield update_alike(group, *change, must=must)
+    alike: dict[tuple[Any, ...], list[Pair]] = {}
+    for pair in pairs if len(pairs) == 1 else sorted(pairs, key=lambda pair: position(pair[0])):
+        change = change_of_run(*pair)
+        if change is None:
+            yield update(*pair, must=must)
+        else:
+            alike.setdefault(change, []).append(pair)
+    for change, group in alike.items():
+        yield update_alike(group, change, must=must)
 
 
-def is_change_of_run(old: Job, new: Job) -> bool:
-    """Return whether only that has changed which the start, the renewal or the end of a run changes."""
+def change_of_run(old: Job, new: Job) -> tuple[Any, ...] | None:
+    """Return what the start, the renewal or the end of a run has changed; None if more has changed.
+
+    It begins with the number by which the revision is raised, and ends with how the run began, if it begins.
+    """
     changed = replace(
         old,
         state=new.state,
@@ -134,15 +131,12 @@ def is_change_of_run(old: Job, new: Job) -> bool:
         kept_until=new.kept_until,
         result=new.result,
     )
-    return changed == new
-
-
-def change_of_run(old: Job, new: Job) -> tuple[Any, ...]:
-    """Return by how much the revision is raised, what is written, and how the run began if it begins."""
+    if changed != new:
+        return None
+    run = (new.state, new.stand, new.worker, new.lease_until, new.finished_at, new.kept_until)
     begun = (new.attempt, new.token, new.started_at)
     begins = begun != (old.attempt, old.token, old.started_at)
-    run = (new.state, new.stand, new.worker, new.lease_until, new.finished_at, new.kept_until)
-    return new.revision - old.revision, run, begun if begins else NOT_BEGUN
+    return (new.revision - old.revision, *run, *(begun if begins else (None, None, None)))
 
 
 def position(job: Job) -> tuple[bytes, str]:
@@ -159,12 +153,9 @@ def update(old: Job, new: Job, *, must: bool) -> Query:
     return Query("update_job", (old.id, old.revision, *values, int(must)))
 
 
-def update_alike(
-    pairs: Sequence[Pair], raised: int, run: Sequence[Any], begun: Sequence[Any], *, must: bool
-) -> Query:
+def update_alike(pairs: Sequence[Pair], change: Sequence[Any], *, must: bool) -> Query:
     """Return the statement that writes what runs have changed alike."""
-    state, stand, worker, *times = run
-    attempt, token, started_at = begun
+    raised, state, stand, worker, *times, attempt, token, started_at = change
     results = [new.result and new.result.decode() for _, new in pairs]
     values = (
         array(old.id for old, _ in pairs),

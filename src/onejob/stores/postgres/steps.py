@@ -144,18 +144,20 @@ def apply_unread(server: Server, steps: Steps) -> Flow[Answers]:
 def find_unread(steps: Steps, now: datetime) -> Unread:
     """Return the steps that need no reading, but none that comes after a step that may concern its key."""
     found: dict[int, tuple[Job, Changes[Any]]] = {}
-    concerned: set[bytes | str | None] = {None}
+    concerned: set[bytes | str | None] = set()
     for index, step in steps.items():
-        if step.seen is None and step.job_id is not None:
-            break  # its key is unknown, so it may concern any of those that follow
-        seen, key = step.seen, step.key if step.seen is None else step.seen.key
-        free = (key is None or key not in concerned) and step.job_id not in concerned
-        if seen is not None and free and step.needs_no_reading:
+        seen = step.seen
+        if seen is None:
+            if step.job_id is not None:
+                break  # its key is unknown, so it may concern any of those that follow
+            concerned.add(step.key)
+            continue
+        key = seen.id if seen.key is None else seen.key
+        if key not in concerned and seen.id not in concerned and step.needs_no_reading:
             changes = attempt(step, View(now, seen, seen if seen.is_holder else None))
             if changes_alone(seen, changes):
                 found[index] = (seen, changes)
-        concerned.add(key)
-        concerned.add(step.job_id)
+        concerned |= {key, seen.id}
     return found
 
 
