@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from onejob.core.decide import Outcome, Request, Verdict
 from onejob.core.job import EPOCH, Job, Retry, State
-from onejob.engine.absorbed_log import KIND, PER_WRITE, Absorbed, read_entry
+from onejob.engine.absorbed_log import KIND, PER_WRITE, read_entry
 from onejob.engine.counters import AbsorbedCounters
 from onejob.errors import StoreUnavailable
 from onejob.stores.contract import Tally
@@ -69,12 +70,18 @@ class Away(MemoryStore):
         super().count(tallies, batch)
 
 
-def absorbed(number: int) -> Absorbed:
-    """Return a request that job `number` absorbed."""
+class Admitted(NamedTuple):
+    """A step that decided about a request."""
+
+    request: Request
+
+
+def note(ledger: AbsorbedCounters, number: int, task: str = "mail") -> None:
+    """Note a request that job `number` absorbed."""
     job = Job(
         id=f"request {number}",
         namespace="",
-        task="mail",
+        task=task,
         queue="default",
         state=State.AVAILABLE,
         priority=0,
@@ -88,7 +95,8 @@ def absorbed(number: int) -> Absorbed:
         chain_id=f"request {number}",
         key=number.to_bytes(32),
     )
-    return Absorbed(Request(job), Verdict(Outcome.KEPT, job, None, "It waits."), "kept", f"job {number}")
+    holder = msgspec.structs.replace(job, id=f"job {number}")
+    ledger.note([Admitted(Request(job))], [Verdict(Outcome.KEPT, holder, holder, "It waits.")])
 
 
 async def test_while_the_store_is_away_all_is_counted_and_the_log_keeps_a_share() -> None:
@@ -96,7 +104,7 @@ async def test_while_the_store_is_away_all_is_counted_and_the_log_keeps_a_share(
     ledger = AbsorbedCounters(store)
     for part in range(3):
         for number in range(PER_WRITE):
-            ledger.absorb(absorbed(part * PER_WRITE + number))
+            note(ledger, part * PER_WRITE + number)
         ledger.flush()
     assert sum(ledger.unwritten.values()) == 3 * PER_WRITE
     store.is_away = False
@@ -111,9 +119,7 @@ async def test_while_the_store_is_away_all_is_counted_and_the_log_keeps_a_share(
 async def test_requests_of_two_tasks_that_one_job_absorbs_are_counted_apart() -> None:
     store = MemoryStore()
     ledger = AbsorbedCounters(store)
-    one = absorbed(1)
     for task in ("mail", "post", "mail"):
-        job = msgspec.structs.replace(one.request.job, task=task)
-        ledger.absorb(msgspec.structs.replace(one, request=Request(job)))
+        note(ledger, 1, task)
     ledger.flush()
     assert {tally.task: tally.count for tally in await store.tallies("")} == {"mail": 2, "post": 1}

@@ -6,17 +6,16 @@ The store keeps the newest entries of each key, and all of them for a limited ti
 
 from __future__ import annotations
 
-import inspect
 import os
 import socket
-import sys
 from datetime import datetime, timedelta
 from functools import lru_cache
 from uuid import uuid4
 
 import msgspec
 
-from onejob.core.decide import COUNTED_AT_ONCE, Request, Verdict
+from onejob.core.decide import COUNTED_AT_ONCE
+from onejob.engine.decided import Absorbed, Caller
 from onejob.stores.contract import Observation, Observations, Tally
 
 KIND = "absorbed"
@@ -24,16 +23,6 @@ KEPT_FOR = timedelta(days=7)  # unless the app says otherwise
 PER_KEY = 100  # entries that a key keeps
 PER_NAMESPACE = 10_000  # entries that a namespace keeps
 PER_WRITE = 200  # entries of one write; further ones are left out, and the share of the others is stored
-INTERNAL = (  # modules that call for others
-    *("onejob.", "asyncio.", "concurrent.", "contextlib", "threading"),
-    *("click.", "runpy"),  # of the command line
-)
-
-OWN_FRAMES = 8  # that lie between `find_caller` and any caller, at least
-NO_CALLER = ("", 0)
-
-Caller = tuple[str, int]
-"""A file and a line; empty if they are unknown."""
 Counter = tuple[str, str, str, str]
 """Namespace, task, outcome and the id of a job."""
 
@@ -90,79 +79,53 @@ class LastRequest(msgspec.Struct, frozen=True, array_like=True):
 read_last = msgspec.json.Decoder(LastRequest).decode
 
 
-class Absorbed(msgspec.Struct, frozen=True, gc=False):
-    """An absorbed request with its answer, as it is counted and logged."""
-
-    request: Request
-    verdict: Verdict
-    outcome: str
-    job_id: str  # of the job that serves it
-
-    @property
-    def counter(self) -> Counter:
-        """The counter that counts it."""
-        asked = self.request.job
-        return asked.namespace, asked.task, self.outcome, self.job_id
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether its step has counted it, in the write that it made anyway."""
-        return self.outcome in COUNTED_AT_ONCE
-
-
 class Entry:
     """Requests that a job absorbed for the same caller since the last write: the newest, and how many."""
 
-    __slots__ = ("absorbed", "caller", "first_at", "in_transaction", "last_at", "times", "trace")
+    __slots__ = ("first_at", "last", "times")
 
-    def __init__(
-        self, absorbed: Absorbed, caller: Caller | None, now: datetime, *, in_transaction: bool = False
-    ) -> None:
-        self.absorbed = absorbed
-        self.caller = caller
-        self.first_at = now
-        self.in_transaction = in_transaction
-        self.times = 0
-        self.add(absorbed, now)
+    def __init__(self, first: Absorbed) -> None:
+        self.first_at = first.at
+        self.last = first
+        self.times = 1
 
-    def add(self, absorbed: Absorbed, now: datetime) -> None:
+    def add(self, absorbed: Absorbed) -> None:
         """Add a request."""
-        self.absorbed = absorbed
+        self.last = absorbed
         self.times += 1
-        self.last_at = now
-        self.trace = current_trace()
 
     def tally(self) -> Tally:
         """Return what the requests add to their counter, which keeps what made the last one."""
-        last = self.absorbed
-        host, process, line = spelled(self.caller)
-        made_by = LastRequest(last.request.job.payload_digest.hex(), line, host, process)
-        number = 0 if last.is_counted else self.times
+        last, asked = self.last, self.last.request.job
+        host, process, line = spelled(last.caller)
+        made_by = LastRequest(asked.payload_digest.hex(), line, host, process)
+        number = 0 if last.verdict.outcome in COUNTED_AT_ONCE else self.times  # in the write that it made
         encoded = msgspec.json.encode(made_by).decode()
-        return Tally(*last.counter, number, self.last_at, self.first_at, encoded)
+        counter = (asked.namespace, asked.task, last.outcome, last.serving.id)
+        return Tally(*counter, number, last.at, self.first_at, encoded)
 
     def observation(self, now: datetime, sampled: float) -> Observation:
         """Return the requests as the log stores them."""
-        asked, verdict = self.absorbed.request.job, self.absorbed.verdict
+        last, asked, verdict = self.last, self.last.request.job, self.last.verdict
         key = "" if asked.key is None else asked.key.hex()
-        host, process, line = spelled(self.caller)
+        host, process, line = spelled(last.caller)
         entry = AbsorbedRequest(
             at=now,
             task=asked.task,
-            outcome=self.absorbed.outcome,
+            outcome=last.outcome,
             reason=verdict.reason,
-            job=self.absorbed.job_id,
+            job=last.serving.id,
             request=asked.id,
             key=key,
             digest=asked.payload_digest.hex(),
             payload_differs=verdict.payload_differs,
             times=self.times,
             sampled=sampled,
-            in_transaction=self.in_transaction,
+            in_transaction=last.in_transaction,
             host=host,
             process=process,
             line=line,
-            trace=self.trace,
+            trace=last.trace,
         )
         return Observation(asked.namespace, KIND, uuid4().hex, key, now, msgspec.json.encode(entry).decode())
 
@@ -188,24 +151,3 @@ def spelled(caller: Caller | None) -> tuple[str, int, str]:
     if caller is None:
         return "", 0, ""
     return hostname(), os.getpid(), f"{caller[0]}:{caller[1]}" if caller[0] else ""
-
-
-def find_caller() -> Caller:
-    """Return the file and line outside of onejob that led here; empty if there is none."""
-    frame = inspect.currentframe()
-    for _ in range(OWN_FRAMES):  # to look at them takes longer than to pass over them
-        frame = frame and frame.f_back
-    while frame is not None:
-        if not frame.f_globals.get("__name__", "").startswith(INTERNAL):
-            return frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back
-    return NO_CALLER
-
-
-def current_trace() -> str:
-    """Return the id of the current OpenTelemetry trace; empty if there is none, or no OpenTelemetry."""
-    telemetry = sys.modules.get("opentelemetry.trace")
-    if telemetry is None:
-        return ""
-    context = telemetry.get_current_span().get_span_context()
-    return format(context.trace_id, "032x") if context.is_valid else ""

@@ -1,6 +1,7 @@
 """Counters and log of absorbed requests: kept in memory, written to the store within a second and at exit.
 
-Recorded requests are written by the same timer, some seconds later.
+A caller only notes its decided requests. They are sorted, into entries of the log and recorded requests, when
+some have gathered, and when the timer writes. Recorded requests are written some seconds later.
 """
 
 from __future__ import annotations
@@ -9,27 +10,22 @@ import atexit
 import logging
 import sys
 import threading
-import time
 import weakref
 from collections import Counter as Totals
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from math import inf
+from time import monotonic
 from typing import Any, Protocol
 from uuid import uuid4
 
 import msgspec
 
 from onejob.core.decide import DEDUPLICATED, Request, Verdict
-from onejob.engine.absorbed_log import (
-    PER_KEY,
-    PER_WRITE,
-    Absorbed,
-    Caller,
-    Counter,
-    Entry,
-    find_caller,
-)
-from onejob.engine.recorded_requests import PER_TASK, RequestRecorder
+from onejob.engine.absorbed_log import PER_KEY, PER_WRITE, Counter, Entry
+from onejob.engine.decided import Absorbed, Decided, counted_outcome, current_trace, find_caller
+from onejob.engine.log_lines import about
+from onejob.engine.recorded_requests import LARGEST, PER_TASK, WRITE_EVERY, RequestRecorder
 from onejob.errors import StoreError
 from onejob.stores.contract import Counters, Observations, Tally
 from onejob.stores.per_process import generation
@@ -37,6 +33,7 @@ from onejob.stores.per_process import generation
 log = logging.getLogger("onejob")
 
 FLUSH_AFTER = 0.5  # seconds
+SORT_AFTER = 50  # noted requests
 EXIT_LIMIT = 2.0  # seconds that the end of a process waits for its stores
 
 
@@ -55,19 +52,15 @@ class Admitting(Protocol):
         """The request."""
 
 
-def is_absorbed(verdict: Verdict) -> bool:
-    """Return whether another request's job serves this request; a full queue serves none."""
-    return verdict.outcome in DEDUPLICATED and verdict.refusal != "full"
-
-
-def counted_outcome(verdict: Verdict) -> str | None:
-    """Return the outcome under which a request is counted as absorbed, or None if it is not counted.
-
-    A request that a shadow policy would have absorbed is counted as such, although it was admitted.
-    """
-    if verdict.shadow is not None:
-        return f"shadow:{verdict.shadow}"
-    return str(verdict.outcome) if is_absorbed(verdict) else None
+def log_absorbed(one: Absorbed) -> None:
+    """Log an absorbed request at DEBUG, with the job that holds its key, if it has one."""
+    asked = one.request.job
+    if log.isEnabledFor(logging.DEBUG) and asked.key is not None:
+        log.debug(
+            "%s %s: key %s is held by job %s",
+            *(one.outcome, asked.task, asked.key.hex(), one.serving.id),
+            extra=about(one.serving) | {"task": asked.task},
+        )
 
 
 def counter_of(tally: Tally) -> Counter:
@@ -100,12 +93,14 @@ class AbsorbedCounters:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
+        self._noted: list[Decided] = []  # to be sorted
         self._entries: dict[tuple[Any, ...], Entry] = {}  # by what their requests have in common
         self._tallies: dict[Counter, Tally] = {}  # of what is counted but not logged
         self._unlogged: list[Entry] = []  # whose counters are in a batch
         self._left_out = 0  # entries that the log does not get
         self._batches: dict[str, list[Tally]] = {}  # being written, or to be written again
         self._recorder = None if self._make_recorder is None else self._make_recorder()
+        self._rows_at = inf  # when the rows of recorded requests that gather now are due
         self._timer: threading.Timer | None = None
         self._generation = generation()
         if self._recorder is not None:
@@ -117,54 +112,86 @@ class AbsorbedCounters:
         now = self._store.now()
         with self._lock:
             add_tally(self._tallies, msgspec.structs.replace(one, last_at=now, first_at=now))
-            self._start_timer()
+            if self._timer is None:
+                self._start_timer()
 
-    def absorb(self, one: Absorbed, *, in_transaction: bool = False) -> None:
-        """Log an absorbed request, and count it unless its step or the caller's transaction does so.
+    def note(
+        self, steps: Sequence[Admitting], answers: Sequence[Any], *, in_transaction: bool = False
+    ) -> None:
+        """Note decided requests: absorbed ones are counted and logged, all are recorded for advice.
 
-        A timer writes both.
+        A timer writes what was absorbed within a second, and recorded requests when a row is due. One
+        request that is only recorded, or a few, start no timer: they are written with the next ones, or at
+        the end.
+
+        Args:
+            steps: The steps that decided.
+            answers: Their verdicts. Errors are passed over, and so are refusals by a full queue.
+            in_transaction: Whether the caller's transaction counts them, so that they are not counted here.
         """
         self._reset_after_fork()
-        now, caller = self._store.now(), self._find_caller()
-        index = (one.job_id, one.outcome, one.request.job.task, caller, in_transaction)
+        for step, verdict in zip(steps, answers, strict=True):
+            if not isinstance(verdict, Verdict) or verdict.refusal == "full":
+                continue
+            if verdict.shadow is not None or verdict.outcome in DEDUPLICATED:
+                caller = find_caller() if self._records_callers else None
+                now, trace = self._store.now(), current_trace()
+                absorbed = Absorbed(step.request, verdict, now, caller, trace, in_transaction)
+                log_absorbed(absorbed)
+                self._keep(absorbed)
+            elif self._recorder is not None:
+                self._keep(Decided(step.request, verdict, verdict.job.created_at))
+
+    def _keep(self, one: Decided) -> None:
+        """Keep a decided request until it is sorted, and start the timer if something is to be written."""
+        is_absorbed = isinstance(one, Absorbed)
         with self._lock:
-            entry = self._entries.get(index)
-            if entry is None:
-                self._entries[index] = Entry(one, caller, now, in_transaction=in_transaction)
+            self._noted.append(one)
+            if len(self._noted) >= SORT_AFTER or len(one.request.job.args) > LARGEST:
+                self._sort()
+            if self._timer is None and (is_absorbed or self._rows_are_due()):
                 self._start_timer()
-            else:
-                entry.add(one, now)
 
-    def tallies(self, absorbed: Iterable[Absorbed]) -> list[Tally]:
-        """Return what requests of a caller's transaction add to the counters, besides what their steps do."""
-        now, caller = self._store.now(), self._find_caller()
-        return [Entry(one, caller, now).tally() for one in absorbed]
-
-    def _find_caller(self) -> Caller | None:
-        return find_caller() if self._records_callers else None
-
-    def record(self, steps: Sequence[Admitting], answers: Sequence[Any]) -> None:
-        """Record requests with their verdicts, for advice; errors are passed over.
-
-        A timer writes them when a row is due. One request or a few start no timer: they are written with the
-        next ones, or at the end.
-        """
+    def _rows_are_due(self) -> bool:
+        """Return whether recorded requests shall be written; the first one begins the wait for others."""
         if self._recorder is None:
-            return
-        self._reset_after_fork()
-        with self._lock:
-            for step, answer in zip(steps, answers, strict=True):
-                if isinstance(answer, Verdict) and answer.refusal != "full":
-                    self._recorder.add(step.request, answer)
-            if self._recorder.is_due():
-                self._start_timer()
+            return False
+        if self._rows_at == inf:
+            self._rows_at = monotonic() + WRITE_EVERY
+        return monotonic() >= self._rows_at or self._recorder.is_crowded
+
+    def _sort(self) -> None:
+        """Move noted requests to the entries of the log, and to the recorder."""
+        noted, self._noted = self._noted, []
+        for one in noted:
+            if isinstance(one, Absorbed):
+                self._add_to_entry(one)
+            if self._recorder is not None:
+                self._recorder.add(one)
+
+    def _add_to_entry(self, one: Absorbed) -> None:
+        verdict, task = one.verdict, one.request.job.task
+        index = (one.serving.id, verdict.outcome, verdict.shadow, task, one.caller, one.in_transaction)
+        entry = self._entries.get(index)
+        if entry is None:
+            self._entries[index] = Entry(one)
+        else:
+            entry.add(one)
+
+    def tallies(self, steps: Sequence[Admitting], answers: Sequence[Any]) -> list[Tally]:
+        """Return what requests of a caller's transaction add to the counters, besides what their steps do."""
+        now, caller = self._store.now(), find_caller() if self._records_callers else None
+        return [
+            Entry(Absorbed(step.request, verdict, now, caller)).tally()
+            for step, verdict in zip(steps, answers, strict=True)
+            if isinstance(verdict, Verdict) and counted_outcome(verdict) is not None
+        ]
 
     def _start_timer(self) -> None:
-        if self._timer is None:
-            self._timer = threading.Timer(FLUSH_AFTER, self._flush, kwargs={"due_only": True})
-            self._timer.daemon = True
-            self._timer.start()
-            write_at_exit(self)
+        self._timer = threading.Timer(FLUSH_AFTER, self._flush, kwargs={"due_only": True})
+        self._timer.daemon = True
+        self._timer.start()
+        write_at_exit(self)
 
     def _reset_after_fork(self) -> None:
         """Start at zero in a forked child: the parent process writes what was counted before."""
@@ -176,6 +203,7 @@ class AbsorbedCounters:
         """What has not been written, as far as is known."""
         self._reset_after_fork()
         with self._lock:
+            self._sort()
             batches = [self._gathered(), *self._batches.values()]
         found: Totals[Counter] = Totals()
         for one in (one for batch in batches for one in batch):
@@ -186,7 +214,7 @@ class AbsorbedCounters:
         """Return what has been counted since the last write."""
         found = self._tallies.copy()
         for entry in self._entries.values():
-            if not entry.in_transaction:
+            if not entry.last.in_transaction:
                 add_tally(found, entry.tally())
         return list(found.values())
 
@@ -216,6 +244,7 @@ class AbsorbedCounters:
 
     def _begin_batch(self) -> None:
         with self._lock:
+            self._sort()
             if gathered := self._gathered():
                 self._batches[uuid4().hex] = gathered
             unlogged = [*self._unlogged, *self._entries.values()]
@@ -237,8 +266,11 @@ class AbsorbedCounters:
             return
         with self._lock:
             waiting = self._recorder.pop()
+            is_due = self._rows_are_due() or not due_only
+            self._rows_at = inf if is_due else self._rows_at
         try:
-            if rows := self._recorder.take(waiting, due_only=due_only):
+            self._recorder.digest(waiting)
+            if is_due and (rows := self._recorder.take()):
                 self._store.observe_sync(rows, PER_TASK)
         except StoreError as error:  # a gap in a sample
             log.debug("recorded requests could not be written: %s", error)
@@ -275,11 +307,11 @@ def _write_all() -> None:
     """Write all counters, side by side; give up after a limit, and log what was not counted."""
     counters = [one for one in _open if not one.is_written]
     threads = [threading.Thread(target=one.flush, daemon=True) for one in counters]
-    ends = time.monotonic() + EXIT_LIMIT
+    ends = monotonic() + EXIT_LIMIT
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(ends - time.monotonic(), 0))
+        thread.join(max(ends - monotonic(), 0))
     lost = sum((one.unwritten for one in counters), Totals[Counter]())
     if lost:
         log.warning(

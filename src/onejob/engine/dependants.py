@@ -28,7 +28,7 @@ PAGE = 500
 class Ask(NamedTuple):
     """One question to the engine; the answer is a list."""
 
-    verb: Literal["absorb", "apply", "count", "find", "get", "look", "tails"]
+    verb: Literal["apply", "count", "find", "get", "look", "tails"]
     given: Any
 
 

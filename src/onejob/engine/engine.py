@@ -19,29 +19,27 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from onejob.core.decide import Outcome, Request, Verdict
+from onejob.core.decide import Request, Verdict
 from onejob.core.job import Job
 from onejob.core.leasing import Lease
 from onejob.core.step import Step, View
 from onejob.core.text import is_name, one_line
-from onejob.engine.absorbed_log import KEPT_FOR, Absorbed
-from onejob.engine.counters import AbsorbedCounters, counted_outcome, is_absorbed
+from onejob.engine.absorbed_log import KEPT_FOR
+from onejob.engine.counters import AbsorbedCounters
 from onejob.engine.dependants import Ask, reachable_chains
 from onejob.engine.events import Event, RunStep, ends_of, events_of, starts_of, watch
-from onejob.engine.follow_up import absorbed_by, concerns_no_other, follow_up
+from onejob.engine.follow_up import concerns_no_other, follow_up
 from onejob.engine.hooks import Hooks
 from onejob.engine.portal import Portal, refuse_running_loop
 from onejob.engine.recorded_requests import RequestRecorder
 from onejob.engine.sealing import Sealer
 from onejob.engine.secrets import announce_secret
 from onejob.engine.short_ids import find_by_short_id, is_whole, with_whole_ids
-from onejob.engine.steps import AdmissionStep, admission_step, confine, visible
+from onejob.engine.steps import admission_step, confine, visible
 from onejob.errors import BlockerCycle, ForeignConnection, InvalidCall, OnejobError, StoreError, UnknownJob
 from onejob.stores.contract import FullStore, Leased, Tally, Transactions
 from onejob.stores.flow import Flow, drive, drive_async
 from onejob.stores.queries import Query
-
-__all__ = ["Engine", "counted_outcome", "is_absorbed"]
 
 T = TypeVar("T")
 log = logging.getLogger("onejob")
@@ -87,19 +85,21 @@ class Engine:
 
     async def apply(self, steps: Sequence[Step[T]], connection: Any = None) -> list[T | OnejobError]:
         """Apply steps and do their follow-up work; with `connection`, inside the caller's transaction."""
-        return await self._apply(self._confine(steps), NONE, connection)
-
-    def apply_sync(self, steps: Sequence[Step[T]], connection: Any = None) -> list[T | OnejobError]:
-        """Blocking variant of `apply`."""
-        return self._apply_sync(self._confine(steps), NONE, connection)
-
-    async def _apply(self, asked: Sequence[Step[Any]], own: Mapping[str, Job], connection: Any) -> list[Any]:
-        answers = await self._write(asked, own, connection)
+        asked = self._confine(steps)
+        answers = await self._write(asked, NONE, connection)
         if self.hooks.registered and (found := events_of(asked, answers)):
             if isinstance(asked[0], RunStep):
                 await self.hooks.fire_later(found)
             else:
                 await self.hooks.fire(found, connection)
+        return answers
+
+    def apply_sync(self, steps: Sequence[Step[T]], connection: Any = None) -> list[T | OnejobError]:
+        """Blocking variant of `apply`."""
+        asked = self._confine(steps)
+        answers = self._write_sync(asked, NONE, connection)
+        if self.hooks.registered:
+            self.hooks.fire_sync(events_of(asked, answers), connection)
         return answers
 
     def _confine(self, steps: Sequence[Step[Any]]) -> list[Step[Any]]:
@@ -114,15 +114,9 @@ class Engine:
         else:
             answers = await self.transactions().apply_within(connection, asked)
         if connection is None and all(map(concerns_no_other, asked, answers)):
-            return self._count_absorbed(asked, answers)
+            return answers
         flow = follow_up(asked, answers, self.namespace, own, committed=connection is None)
         return await self.run_flow(flow, connection)
-
-    def _apply_sync(self, asked: Sequence[Step[Any]], own: Mapping[str, Job], connection: Any) -> list[Any]:
-        answers = self._write_sync(asked, own, connection)
-        if self.hooks.registered and (found := events_of(asked, answers)):
-            self.hooks.fire_sync(found, connection)
-        return answers
 
     def _write_sync(self, asked: Sequence[Step[Any]], own: Mapping[str, Job], connection: Any) -> list[Any]:
         if connection is None:
@@ -130,20 +124,9 @@ class Engine:
         else:
             answers = self.transactions().apply_within_sync(connection, asked)
         if connection is None and all(map(concerns_no_other, asked, answers)):
-            return self._count_absorbed(asked, answers)
+            return answers
         flow = follow_up(asked, answers, self.namespace, own, committed=connection is None)
         return self.run_flow_sync(flow, connection)
-
-    def _count_absorbed(self, steps: Sequence[Step[Any]], answers: list[Any]) -> list[Any]:
-        """Count absorbed requests, which is all the follow-up work of most steps; return the answers."""
-        for step, answer in zip(steps, answers, strict=True):
-            if not isinstance(answer, Verdict):
-                continue
-            if answer.outcome is not Outcome.CREATED or answer.shadow is not None:
-                absorbed = absorbed_by(step, answer)
-                if absorbed is not None:
-                    self.counters.absorb(absorbed)
-        return answers
 
     async def lease(self, wanted: Lease, after: Sequence[Step[Any]] = ()) -> Leased:
         """Apply the steps `after`, which free capacity, start due jobs, and do the follow-up work."""
@@ -184,7 +167,7 @@ class Engine:
 
     async def _follow_up(self, steps: Sequence[Step[Any]], answers: list[Any]) -> list[Any]:
         if all(map(concerns_no_other, steps, answers)):
-            return self._count_absorbed(steps, answers)
+            return answers
         return await self.run_flow(follow_up(steps, answers, self.namespace, NONE, committed=True))
 
     # ── admission ─────────────────────────────────────────────────────────────────────────────────
@@ -215,12 +198,18 @@ class Engine:
     ) -> list[Verdict | OnejobError]:
         if self._must_announce and connection is None:
             await self.announce_secret()
-        if any(request.job.blockers is not None or request.excludes for request in requests):
+        if any(map(names_chains, requests)):
             requests = await self.run_flow(with_reaches(requests, own, self.namespace), connection)
+        self.is_used = True
         verdicts: list[Verdict | OnejobError] = []
-        for steps in self._admission_steps(requests, connection):
-            answers = await self._apply(steps, own, connection)
-            self.counters.record(steps, answers)
+        for part in parts_of(requests, connection):
+            steps = [admission_step(request, self.sealer) for request in part]
+            answers = await self._write(steps, own, connection)
+            if connection is not None and (tallies := self.counters.tallies(steps, answers)):
+                await self.transactions().count_within(connection, tallies)
+            self.counters.note(steps, answers, in_transaction=connection is not None)
+            if self.hooks.registered:
+                await self.hooks.fire(events_of(steps, answers), connection)
             verdicts += answers
         return verdicts
 
@@ -241,12 +230,18 @@ class Engine:
     ) -> list[Verdict | OnejobError]:
         if self._must_announce and connection is None:
             self.portal.run(self.announce_secret())
-        if any(request.job.blockers is not None or request.excludes for request in requests):
+        if any(map(names_chains, requests)):
             requests = self.run_flow_sync(with_reaches(requests, own, self.namespace), connection)
+        self.is_used = True
         verdicts: list[Verdict | OnejobError] = []
-        for steps in self._admission_steps(requests, connection):
-            answers = self._apply_sync(steps, own, connection)
-            self.counters.record(steps, answers)
+        for part in parts_of(requests, connection):
+            steps = [admission_step(request, self.sealer) for request in part]
+            answers = self._write_sync(steps, own, connection)
+            if connection is not None and (tallies := self.counters.tallies(steps, answers)):
+                self.transactions().count_within_sync(connection, tallies)
+            self.counters.note(steps, answers, in_transaction=connection is not None)
+            if self.hooks.registered:
+                self.hooks.fire_sync(events_of(steps, answers), connection)
             verdicts += answers
         return verdicts
 
@@ -254,13 +249,6 @@ class Engine:
         """Log a warning, once, if other processes use another secret in this namespace."""
         self._must_announce = False
         await announce_secret(self.store, self.namespace, self.secret)
-
-    def _admission_steps(self, requests: Sequence[Request], connection: Any) -> Iterator[list[AdmissionStep]]:
-        """Yield the steps that decide about requests, in parts that share one commit."""
-        self.is_used = True
-        whole = connection is not None or len(requests) <= BATCH
-        for part in [requests] if whole else batches(requests, BATCH):
-            yield [admission_step(request, self.sealer) for request in part]
 
     async def refuse_cycle(self, job: Job, continuation: Job) -> None:
         """Raise BlockerCycle if a continuation would wait for its own chain through other chains."""
@@ -324,10 +312,6 @@ class Engine:
                 case "count" if connection is not None:
                     await self.transactions().count_within(connection, ask.given)
                     return []
-                case "absorb" if connection is not None:
-                    tallies = self.counters.tallies(ask.given)
-                    await self.transactions().count_within(connection, tallies)
-                    return self._log(ask.given)
                 case _:
                     return await self._answer(ask)
 
@@ -353,14 +337,8 @@ class Engine:
                 case "count" if connection is not None:
                     self.transactions().count_within_sync(connection, ask.given)
                     return []
-                case "absorb" if connection is not None:
-                    tallies = self.counters.tallies(ask.given)
-                    self.transactions().count_within_sync(connection, tallies)
-                    return self._log(ask.given)
                 case "count":
                     return self._count(ask.given)
-                case "absorb":
-                    return self._absorb(ask.given)
                 case _:
                     return self.portal.run(self._answer(ask))
 
@@ -381,24 +359,12 @@ class Engine:
                 return [await self.look(ask.given)]
             case "count":
                 return self._count(ask.given)
-            case "absorb":
-                return self._absorb(ask.given)
             case "apply":
                 return await self.store.apply(ask.given)
 
     def _count(self, tallies: Iterable[Tally]) -> list[Any]:
         for tally in tallies:
             self.counters.count(tally)
-        return []
-
-    def _absorb(self, absorbed: Iterable[Absorbed]) -> list[Any]:
-        for one in absorbed:
-            self.counters.absorb(one)
-        return []
-
-    def _log(self, absorbed: Iterable[Absorbed]) -> list[Any]:
-        for one in absorbed:
-            self.counters.absorb(one, in_transaction=True)
         return []
 
     def transactions(self) -> Transactions:
@@ -475,6 +441,17 @@ def with_reach(request: Request, own: Mapping[str, Job]) -> Flow[Request]:
         return request
     reaches = yield from reachable_chains(chains, own)
     return msgspec.structs.replace(request, reaches=reaches)
+
+
+def names_chains(request: Request) -> bool:
+    """Return whether a request names chains, which it waits for or which do not count as holders."""
+    return request.job.blockers is not None or bool(request.excludes)
+
+
+def parts_of(requests: Sequence[Request], connection: Any) -> Iterable[Sequence[Request]]:
+    """Return requests in parts that share a commit; those of a caller's transaction are one part."""
+    whole = connection is not None or len(requests) <= BATCH
+    return [requests] if whole else batches(requests, BATCH)
 
 
 def batches(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -1,4 +1,4 @@
-"""What every caller of steps owes other jobs: count absorbed requests, notify dependants, begin to wait.
+"""What every caller of steps owes other jobs: count what was absorbed, notify dependants, begin to wait.
 
 One place matches on the type of each answer, so that no caller can forget any of it. Steps were written
 before this begins; if it fails, the answers stay as they are and the sweep notifies the dependants.
@@ -19,10 +19,8 @@ from onejob.core.manual import Cancelled
 from onejob.core.runs import Settled
 from onejob.core.step import Step
 from onejob.core.ticks import Ticked
-from onejob.engine.absorbed_log import Absorbed
-from onejob.engine.counters import counted_outcome
+from onejob.engine.decided import counted_outcome
 from onejob.engine.dependants import Ask, begin_to_wait, endings, is_awaited, notify_dependants
-from onejob.engine.log_lines import about
 from onejob.engine.steps import AdmissionStep, TickStep
 from onejob.errors import OnejobError
 from onejob.stores.contract import Tally
@@ -65,11 +63,8 @@ def concerns_no_other(step: Step[Any], answer: Any) -> bool:
 
 
 def count(steps: Steps, answers: Sequence[Any], namespace: str) -> Flow[None]:
-    """Count absorbed requests, and missed ticks."""
-    pairs = list(zip(steps, answers, strict=True))
-    absorbed = [one for pair in pairs if (one := absorbed_by(*pair)) is not None]
-    if absorbed:
-        yield Ask("absorb", absorbed)
+    """Count absorbed ticks and replays, and missed ticks; the engine notes absorbed requests."""
+    pairs = zip(steps, answers, strict=True)
     tallies = [tally for pair in pairs for tally in tallies_of_tick(*pair, namespace)]
     tallies += yield from count_replays(steps, answers)
     if tallies:
@@ -84,28 +79,6 @@ def tallies_of_tick(step: Step[Any], answer: Any, namespace: str) -> list[Tally]
     if answer.verdict is not None and (outcome := counted_outcome(answer.verdict)) is not None:
         counts[outcome] = 1
     return [Tally(namespace, step.task, what, step.counter, times) for what, times in counts.items() if times]
-
-
-def absorbed_by(step: Step[Any], answer: Any) -> Absorbed | None:
-    """Return the request that an answer says is absorbed, and log it at DEBUG; None if there is none."""
-    if not isinstance(step, AdmissionStep) or not isinstance(answer, Verdict):
-        return None
-    outcome = counted_outcome(answer)
-    if outcome is None:
-        return None
-    asked, standing = step.request.job, serving(answer)
-    if asked.key is not None and log.isEnabledFor(logging.DEBUG):
-        log.debug(
-            "%s %s: key %s is held by job %s",
-            *(outcome, asked.task, asked.key.hex(), standing.id),
-            extra=about(standing) | {"task": asked.task},
-        )
-    return Absorbed(step.request, answer, outcome, standing.id)
-
-
-def serving(verdict: Verdict) -> Job:
-    """Return the job that serves an absorbed request, or would if the policy were not a shadow."""
-    return verdict.job if verdict.shadow is None or verdict.holder is None else verdict.holder
 
 
 def count_replays(steps: Steps, answers: Sequence[Any]) -> Flow[list[Tally]]:

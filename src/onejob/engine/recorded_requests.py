@@ -1,6 +1,6 @@
 """Recorded requests: when each was made and which of its arguments were equal, without any value.
 
-Advice is computed from them. A caller only appends to a list; the timer of the counters computes digests and
+Advice is computed from them. A caller only notes its requests; the timer of the counters computes digests and
 writes rows. A row has the requests of one task within a few seconds. Where there are too many, the row keeps
 those that have a low digest: equal arguments are kept or left out together, in all rows and processes.
 """
@@ -13,15 +13,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from hashlib import blake2b
-from math import inf
-from time import monotonic
 from typing import NamedTuple, Protocol
 from uuid import uuid4
 
 import msgspec
 
-from onejob.core.decide import DEDUPLICATED, Request, Verdict
+from onejob.core.decide import DEDUPLICATED
 from onejob.core.job import Job
+from onejob.engine.decided import Decided
 from onejob.stores.columns import write_time
 from onejob.stores.contract import Observation, Observations
 
@@ -147,18 +146,6 @@ def find_digests(store: DigestStore, namespace: str, secret: bytes | None) -> Di
 # ── recording ─────────────────────────────────────────────────────────────────────────────────────
 
 
-class Waiting(NamedTuple):
-    """A decided request whose digests have not been computed yet."""
-
-    mark: int  # of its key or payload, by which it is sampled where there are very many
-    job: Job
-    outcome: str
-    is_created: bool
-    differs: bool
-    chain: str
-    at: datetime
-
-
 class Batch:
     """The requests of one task that will be one row."""
 
@@ -209,65 +196,66 @@ class RequestRecorder:
         self._namespace = namespace
         self._secret = secret
         self._digests: Digests | None = None
-        self._waiting: list[Waiting] = []
+        self._waiting: list[Decided] = []  # for digests
         self._below = 256  # the marks that are recorded
-        self._is_full = False  # until `take` is called
+        self._is_full = False  # until `pop` is called
         self._left_out: defaultdict[str, int] = defaultdict(int)  # decided requests by task
         self._batches: dict[tuple[str, tuple[str, ...]], Batch] = {}
-        self._write_at = inf  # when the rows that gather now are due
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
         return not self._waiting and not self._batches
 
-    def is_due(self) -> bool:
-        """Whether it is time to compute digests or to write rows."""
-        return len(self._waiting) >= MOST_WAITING // 2 or monotonic() >= self._write_at
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so many requests wait that digests should be computed soon."""
+        return len(self._waiting) >= MOST_WAITING // 2
 
-    def add(self, request: Request, verdict: Verdict) -> None:
+    def add(self, decided: Decided) -> None:
         """Remember a decided request; its digests are computed later, and not by the caller."""
-        job = request.job
-        mark = (job.key or job.payload_digest)[0]
-        if mark >= self._below or self._is_full or len(job.args) > LARGEST:
+        job = decided.request.job
+        if self._is_full or mark_of(job) >= self._below or len(job.args) > LARGEST:
             self._left_out[job.task] += 1
             return
-        is_created = verdict.job.id == job.id
-        outcome = verdict.outcome if verdict.shadow is None else f"shadow:{verdict.shadow}"
-        at = verdict.job.created_at if is_created else self._store.now()
-        chain = request.running_chain or ""
-        self._waiting.append(Waiting(mark, job, outcome, is_created, verdict.payload_differs, chain, at))
-        if self._write_at == inf:
-            self._write_at = monotonic() + WRITE_EVERY
+        self._waiting.append(decided)
         if len(self._waiting) >= MOST_WAITING:
             self._thin()
 
     def _thin(self) -> None:
         """Leave out the upper half of the marks; if that leaves too little, record no more for now."""
-        lower = [one for one in self._waiting if one.mark < self._below // 2]
+        lower = [one for one in self._waiting if mark_of(one.request.job) < self._below // 2]
         if len(lower) < MOST_WAITING // 8:
             self._is_full = True
             return
         self._below //= 2
         for one in self._waiting:
-            self._left_out[one.job.task] += one.mark >= self._below
+            job = one.request.job
+            self._left_out[job.task] += mark_of(job) >= self._below
         self._waiting = lower
 
-    def pop(self) -> list[Waiting]:
+    def pop(self) -> list[Decided]:
         """Return the requests that wait for digests, and wait for others."""
         waiting, self._waiting, self._is_full = self._waiting, [], False
         return waiting
 
-    def take(self, waiting: Sequence[Waiting], *, due_only: bool) -> list[Observation]:
-        """Compute the digests of requests; return the rows, unless they shall gather more requests.
+    def digest(self, waiting: Sequence[Decided]) -> None:
+        """Compute the digests of requests; one thread at a time calls this and `take`."""
+        if waiting and self._digests is None:
+            self._digests = find_digests(self._store, self._namespace, self._secret)
+        for one in waiting:
+            assert self._digests is not None  # as above
+            values = read_values(one.request.job.args)
+            what = (one.request.job.task, tuple(values))
+            batch = self._batches.get(what)
+            if batch is None:
+                batch = self._batches[what] = Batch(what[1])
+            batch.add(with_digests(one, self._digests.of_values(list(values.values()))))
 
-        It is called by one thread at a time.
-        """
-        self._digest(waiting)
-        if not self._batches or (due_only and monotonic() < self._write_at):
-            return []
+    def take(self) -> list[Observation]:
+        """Return the rows of all requests that have digests, and begin new ones."""
         batches, self._batches, now = self._batches, {}, self._store.now()
-        self._below, self._write_at = 256, inf
+        self._below = 256
         return [self._row(task, batch, now) for (task, _), batch in batches.items()]
 
     def _row(self, task: str, batch: Batch, now: datetime) -> Observation:
@@ -276,31 +264,24 @@ class RequestRecorder:
         row = Row(self._digests.name, batch.arguments, batch.threshold, seen, batch.kept)
         return Observation(self._namespace, KIND, uuid4().hex, task, now, msgspec.json.encode(row).decode())
 
-    def _digest(self, waiting: Sequence[Waiting]) -> None:
-        """Move requests into batches."""
-        if waiting and self._digests is None:
-            self._digests = find_digests(self._store, self._namespace, self._secret)
-        for one in waiting:
-            assert self._digests is not None  # as above
-            values = read_values(one.job.args)
-            what = (one.job.task, tuple(values))
-            batch = self._batches.get(what)
-            if batch is None:
-                batch = self._batches[what] = Batch(what[1])
-            batch.add(with_digests(one, self._digests.of_values(list(values.values()))))
+
+def mark_of(job: Job) -> int:
+    """Return the number by which a request is sampled where there are very many, from 0 to 255."""
+    return (job.key or job.payload_digest)[0]
 
 
-def with_digests(waiting: Waiting, digests: tuple[str, ...]) -> RecordedRequest:
+def with_digests(decided: Decided, digests: tuple[str, ...]) -> RecordedRequest:
     """Return a request with its digests, as it is stored."""
-    job = waiting.job
+    asked, verdict = decided.request.job, decided.verdict
+    is_created = verdict.job.id == asked.id
     return RecordedRequest(
-        at=write_time(waiting.at),
+        at=write_time(verdict.job.created_at if is_created else decided.at),
         digests=digests,
-        outcome=str(waiting.outcome),
-        job=job.id if waiting.is_created else "",
-        key="" if job.key is None else job.key[:DIGEST].hex(),
-        differs=waiting.differs,
-        chain=waiting.chain,
+        outcome=decided.outcome,
+        job=asked.id if is_created else "",
+        key="" if asked.key is None else asked.key[:DIGEST].hex(),
+        differs=verdict.payload_differs,
+        chain=decided.request.running_chain or "",
     )
 
 

@@ -19,7 +19,8 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from onejob.core.decide import Request, Verdict
 from onejob.core.job import Job
-from onejob.engine.engine import Engine, is_absorbed
+from onejob.engine.decided import is_absorbed
+from onejob.engine.engine import Engine
 from onejob.engine.events import Event
 from onejob.engine.hooks import Traced
 from onejob.engine.timings import read_longest_due

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import msgspec
@@ -103,9 +104,8 @@ class Finding:
     advice: str = ""
 
 
-def utcnow() -> datetime:
-    """Return this machine's time."""
-    return datetime.now(UTC)
+utcnow: Clock = partial(datetime.now, UTC)
+"""Return this machine's time."""
 
 
 class Store(Protocol):

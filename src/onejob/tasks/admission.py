@@ -13,7 +13,8 @@ from onejob.core.decide import Outcome, Refusal, Verdict
 from onejob.core.durations import Duration
 from onejob.core.job import Job
 from onejob.core.suggestions import missing
-from onejob.engine.engine import Engine, is_absorbed
+from onejob.engine.decided import is_absorbed
+from onejob.engine.engine import Engine
 from onejob.errors import InvalidCall, ResultGone
 from onejob.stores.contract import Guarantees
 from onejob.tasks.chain import Chain

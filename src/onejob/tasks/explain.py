@@ -11,7 +11,8 @@ from onejob.core.decide import Outcome, Request, Verdict, decide
 from onejob.core.holds import holding
 from onejob.core.job import INCOMPLETE, Job
 from onejob.core.key import canonical
-from onejob.engine.engine import Engine, is_absorbed
+from onejob.engine.decided import is_absorbed
+from onejob.engine.engine import Engine
 from onejob.engine.short_ids import with_whole_ids
 from onejob.errors import InvalidCall
 from onejob.stores.queries import ByKey

@@ -182,11 +182,10 @@ class RequestBuilder:
         """Return the request of a call; raise what is wrong with the call before anything is stored."""
         policy = self.policy
         bound = self.declaration.signature.bind(args, kwargs)
-        payload = self.pack(
-            bound
-        )  # before the key, so that a wrong argument gets one answer with and without
-        hashed = None if policy is None else self.key_of(bound, policy)
-        version = None if policy is None else version_of(bound, policy)
+        payload = self.pack(bound)  # first: a wrong argument gets the same answer with and without a key
+        hashed = version = None
+        if policy is not None:
+            hashed, version = self.key_of(bound, policy), version_of(bound, policy)
         run = running()
         parent_id, chain_id = (None, None) if run is None else (run.job.id, run.job.chain_id)
         job = self._job(bound, payload, hashed, slot=slot, version=version, parent_id=parent_id)

@@ -223,21 +223,19 @@ class Database:
 
     def _rows(self, name: str, parameters: Sequence[Any]) -> list[Row]:
         """Read rows, by the connection that writes if it is idle: it has the last commit in memory."""
-        if not self._writing.acquire(blocking=False):
-            with self._looking:
-                return self._rows_by(self._looker, name, parameters)
+        is_idle = self._writing.acquire(blocking=False)
+        lock = self._writing if is_idle else self._looking
+        if not is_idle:
+            lock.acquire()
         try:
-            return self._rows_by(self._writer, name, parameters)
-        finally:
-            self._writing.release()
-
-    def _rows_by(self, cursor: sqlite3.Cursor, name: str, parameters: Sequence[Any]) -> list[Row]:
-        if self._closed:
-            raise Closed
-        try:
+            if self._closed:
+                raise Closed
+            cursor = self._writer if is_idle else self._looker
             return cursor.execute(SQL[name], parameters).fetchall()
         except sqlite3.Error as error:
             raise translated(error, self._path) from error
+        finally:
+            lock.release()
 
     async def read(self, work: Work[T]) -> T:
         """Run a work that may read for long, on a thread, in one snapshot."""

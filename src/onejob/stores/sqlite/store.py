@@ -110,28 +110,28 @@ class SQLiteStore(ReadingStore):
 
     def apply_sync(self, steps: Sequence[Step[T]]) -> list[T | OnejobError]:
         """Look, then run steps on the calling thread."""
-        answers: list[Any] = self._use(self._apply, steps)
+        changes = self._use(self._foresee, steps[0]) if len(steps) == 1 else None
+        if changes is not None and changes.is_empty:
+            return [changes.answer]
+        answers = self._write(steps, changes)
         self._watch.notify()
         return answers
 
-    def _apply(self, database: Database, steps: Sequence[Step[Any]]) -> list[Any]:
-        changes = self._foresee(database, steps[0]) if len(steps) == 1 else None
-        if changes is not None:
-            if changes.is_empty:
-                return [changes.answer]
-            job = guarded_insert(steps[0], changes)
-            if job is not None and database.insert(job):
-                return [changes.answer]
-        return database.write(lambda session: run_steps(session, steps))
+    def _write(self, steps: Sequence[Step[Any]], seen: Changes[Any] | None) -> list[Any]:
+        """Insert the job of a step that was seen to do no more; otherwise run steps in a transaction."""
+        job = None if seen is None else guarded_insert(steps[0], seen)
+        if seen is not None and job is not None and self._use(Database.insert, job):
+            return [seen.answer]
+        return self._use(Database.write, partial(run_steps, steps=steps))
 
     async def apply(self, steps: Sequence[Step[T]]) -> list[T | OnejobError]:
         """Look on the calling thread, then run steps on the writer thread."""
         changes = await self._use_async(self._foresee_async, steps[0]) if len(steps) == 1 else None
         if changes is None:
-            return await self._submit(lambda session: run_steps(session, steps))
+            return await self._submit(partial(run_steps, steps=steps))
         if changes.is_empty:
             return [changes.answer]
-        return await self._submit(lambda session: run_guarded(session, steps[0], changes), gather=True)
+        return await self._submit(partial(run_guarded, step=steps[0], changes=changes), gather=True)
 
     def _foresee(self, database: Database, step: Step[Any]) -> Changes[Any] | None:
         """Return what a request would change; None for a step on a job, which is there to change it."""
