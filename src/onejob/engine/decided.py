@@ -71,9 +71,9 @@ def counted_outcome(verdict: Verdict) -> str | None:
 def find_caller() -> Caller:
     """Return the file and line outside of onejob that led here; empty if there is none."""
     try:
-        # With `inspect.currentframe` and `f_back`, Python makes an object of every frame that is passed.
+        # With `inspect.currentframe` and `f_back`, Python would make an object of every frame on the way.
         frame: FrameType | None = sys._getframe(OWN_FRAMES)  # noqa: SLF001 - it is documented
-    except ValueError:  # the caller is written in C
+    except ValueError:  # there are no more: a thread that was started in C
         return NO_CALLER
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith(INTERNAL):

@@ -27,7 +27,7 @@ from onejob.core.text import is_name, one_line
 from onejob.engine.absorbed_log import KEPT_FOR
 from onejob.engine.counters import AbsorbedCounters
 from onejob.engine.dependants import Ask, reachable_chains
-from onejob.engine.events import Event, RunStep, ends_of, events_of, starts_of, watch
+from onejob.engine.events import Event, RunStep, ends_of, events_of, events_of_requests, starts_of, watch
 from onejob.engine.follow_up import concerns_no_other, follow_up
 from onejob.engine.hooks import Hooks
 from onejob.engine.portal import Portal, refuse_running_loop
@@ -209,7 +209,7 @@ class Engine:
                 await self.transactions().count_within(connection, tallies)
             self.counters.note(steps, answers, in_transaction=connection is not None)
             if self.hooks.registered:
-                await self.hooks.fire(events_of(steps, answers), connection)
+                await self.hooks.fire(events_of_requests(steps, answers), connection)
             verdicts += answers
         return verdicts
 
@@ -241,7 +241,7 @@ class Engine:
                 self.transactions().count_within_sync(connection, tallies)
             self.counters.note(steps, answers, in_transaction=connection is not None)
             if self.hooks.registered:
-                self.hooks.fire_sync(events_of(steps, answers), connection)
+                self.hooks.fire_sync(events_of_requests(steps, answers), connection)
             verdicts += answers
         return verdicts
 

@@ -156,7 +156,7 @@ def events_of(steps: Sequence[Step[Any]], answers: Sequence[Any]) -> list[Event]
         if isinstance(answer, Settled):
             _add_settlement(found, step, answer)
         elif isinstance(answer, Verdict):
-            _add_admission(found, answer, _find_requested(step, answer))
+            _add_admission(found, answer, _find_letter(step, answer))
         elif isinstance(answer, Ticked) and answer.verdict is not None:
             _add_admission(found, answer.verdict, answer.verdict.job)
         if isinstance(step.act, WatchedAct) and not isinstance(answer, Exception):
@@ -164,10 +164,17 @@ def events_of(steps: Sequence[Step[Any]], answers: Sequence[Any]) -> list[Event]
     return found
 
 
-def _find_requested(step: Step[Any], verdict: Verdict) -> Job:
-    """Return the job that a request asked for, or the dead letter that was replayed."""
-    if isinstance(step, AdmissionStep):
-        return step.request.job
+def events_of_requests(steps: Sequence[AdmissionStep], answers: Sequence[Any]) -> list[Event]:
+    """Return what decided requests have done, in order."""
+    found: list[Event] = []
+    for step, answer in zip(steps, answers, strict=True):
+        if isinstance(answer, Verdict):
+            _add_admission(found, answer, step.request.job)
+    return found
+
+
+def _find_letter(step: Step[Any], verdict: Verdict) -> Job:
+    """Return the dead letter that was replayed."""
     view = step.act.view if isinstance(step.act, WatchedAct) else None
     return verdict.job if view is None or view.job is None else view.job
 

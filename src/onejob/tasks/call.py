@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from onejob.tasks.admission import Admission
-from onejob.tasks.enqueue import enqueue, enqueue_sync
+from onejob.tasks.enqueue import enqueue_call, enqueue_sync
 from onejob.tasks.explain import Explanation, explain
 from onejob.tasks.request import RequestBuilder
 from onejob.tasks.unawaited import Unawaited
@@ -35,11 +35,7 @@ class Call(Generic[R]):
 
     def enqueue(self) -> Coroutine[Any, Any, Admission[R]]:
         """Enqueue the call: see `Task.enqueue`."""
-        return self._enqueue(Unawaited("enqueue", [name_of(self)]))
-
-    async def _enqueue(self, unawaited: Unawaited) -> Admission[R]:
-        unawaited.begin()
-        return await enqueue(self._builder, self._builder.request(self._args, self._kwargs))
+        return enqueue_call(self._builder, self._args, self._kwargs, Unawaited("enqueue", [name_of(self)]))
 
     def enqueue_sync(self) -> Admission[R]:
         """Blocking variant of `enqueue`."""

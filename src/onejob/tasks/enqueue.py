@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onejob.core.decide import Outcome, Request, Verdict
@@ -11,6 +11,17 @@ from onejob.errors import Duplicate, MergeFailed, OnejobError, PayloadMismatch, 
 from onejob.tasks.admission import Admission
 from onejob.tasks.registry import Registry
 from onejob.tasks.request import RequestBuilder
+from onejob.tasks.unawaited import Unawaited
+
+
+async def enqueue_call(
+    builder: RequestBuilder, args: tuple[Any, ...], kwargs: Mapping[str, Any], unawaited: Unawaited
+) -> Admission[Any]:
+    """Admit one call; raise the error that a rejected one means."""
+    unawaited.begin()
+    request = builder.request(args, kwargs)
+    [verdict] = await builder.engine.admit([request], builder.options.connection, builder.at_hand)
+    return answer_request(builder, verdict)
 
 
 async def enqueue(builder: RequestBuilder, request: Request) -> Admission[Any]:
@@ -29,8 +40,10 @@ def enqueue_sync(builder: RequestBuilder, request: Request) -> Admission[Any]:
 
 def answer_request(builder: RequestBuilder, verdict: Verdict | OnejobError) -> Admission[Any]:
     """Return the admission of a verdict; raise an error, or the error that a rejected request means."""
-    admission = admission_of(builder, verdict)
-    if admission.outcome is Outcome.REJECTED:
+    if isinstance(verdict, OnejobError):
+        raise verdict
+    admission: Admission[Any] = Admission(builder.engine, builder.registry, verdict)
+    if verdict.outcome is Outcome.REJECTED:
         raise refusal_of(builder.registry, admission)
     return admission
 

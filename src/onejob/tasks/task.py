@@ -17,7 +17,7 @@ from onejob.core.suggestions import missing
 from onejob.errors import InvalidCall, InvalidPolicy
 from onejob.tasks.admission import Admission
 from onejob.tasks.call import Call
-from onejob.tasks.enqueue import enqueue, enqueue_sync
+from onejob.tasks.enqueue import enqueue_call, enqueue_sync
 from onejob.tasks.explain import Explanation, explain, is_pending
 from onejob.tasks.foreign import methods_of
 from onejob.tasks.options import OnBlockerFailure, chosen_options
@@ -86,13 +86,8 @@ class Task(Generic[P, R]):
             InvalidCall: The call does not fit the function, or has no JSON form.
             StoreError: The store could not decide; `StoreTimeout.may_exist` says whether the job may exist.
         """
-        return self._enqueue(Unawaited("enqueue", [self.name]), args, kwargs)
-
-    async def _enqueue(
-        self, unawaited: Unawaited, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Admission[R]:
-        unawaited.begin()
-        return await enqueue(self._builder, self._builder.request(args, kwargs))
+        builder = self._builder
+        return enqueue_call(builder, args, kwargs, Unawaited("enqueue", [builder.declaration.name]))
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Admission[R]:
         """Blocking variant of `enqueue`."""
@@ -114,7 +109,7 @@ class Task(Generic[P, R]):
         self, unawaited: Unawaited, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Admission[R] | None:
         try:
-            return await self._enqueue(unawaited, args, kwargs)
+            return await enqueue_call(self._builder, args, kwargs, unawaited)
         except Exception:
             log.exception("a quiet enqueue of %s failed", self.name)
             return None

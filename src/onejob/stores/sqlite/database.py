@@ -184,13 +184,13 @@ class Database:
         """Return the holder and the successor of a key."""
         return show_key(self._rows("standing", (bytearray(key),)), self._clock())
 
-    async def look_together(self, key: bytes) -> View:
-        """Return the holder and the successor of a key.
+    @property
+    def is_writing(self) -> bool:
+        """Whether a write is under way."""
+        return self._writing.locked()
 
-        While the writing connection is busy, callers of one turn of a loop share a statement.
-        """
-        if not self._writing.locked():
-            return self.look_at_key(key)
+    async def look_together(self, key: bytes) -> View:
+        """Return the holder and the successor of a key, read with those of other callers of this turn."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[View] = loop.create_future()
         if loop not in self._asked:

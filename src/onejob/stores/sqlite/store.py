@@ -142,8 +142,8 @@ class SQLiteStore(ReadingStore):
         return attempt(step, View(self.now()) if step.key is None else database.look_at_key(step.key))
 
     async def _foresee_async(self, database: Database, step: Step[Any]) -> Changes[Any] | None:
-        """Async variant of `_foresee`."""
-        if step.key is None or not depends_on_key_alone(step):
+        """Async variant of `_foresee`; while a write is under way, callers of one turn share a look."""
+        if step.key is None or not database.is_writing or not depends_on_key_alone(step):
             return self._foresee(database, step)
         return attempt(step, await database.look_together(step.key))
 
