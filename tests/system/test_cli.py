@@ -22,7 +22,7 @@ from onejob.cli import COMMANDS, main
 from onejob.cli.jobs import state_of
 from onejob.cli.options import STATES
 from onejob.core.job import State, alter
-from onejob.tasks.why_job import JobStory
+from onejob.tasks.why_job import JobExplainer
 from onejob.testing.inside import engine_of, registry_of
 
 ONEJOB = str(Path(sys.executable).with_name("onejob"))
@@ -674,13 +674,13 @@ def test_a_running_holder_is_released_by_force_only(onejob: Onejob) -> None:
 # ── dead letters and cancelling ───────────────────────────────────────────────────────────────────
 
 
-def test_a_list_and_a_story_show_how_far_a_run_is() -> None:
+def test_a_list_and_an_explanation_show_how_far_a_run_is() -> None:
     app = App("memory://")
     waiting = app.task(name="crunch")(lambda: None).enqueue_sync().job
     running = alter(waiting, state=State.ACTIVE, progress=b'{"fraction":0.62,"message":"step 62"}')
 
     assert (state_of(waiting), state_of(running)) == ("available", "active 62%")
-    assert "It reports that 62% are done." in JobStory(engine_of(app), registry_of(app)).active(running)
+    assert "It reports that 62% are done." in JobExplainer(engine_of(app), registry_of(app)).active(running)
 
 
 def test_a_dead_letter_is_listed_and_replayed(onejob: Onejob) -> None:

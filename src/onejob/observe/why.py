@@ -19,7 +19,7 @@ from onejob.stores.queries import ByKey
 from onejob.tasks.call import Call, parts_of
 from onejob.tasks.explain import Explanation, explain, explain_job
 from onejob.tasks.registry import Registry
-from onejob.tasks.why_job import JobStory
+from onejob.tasks.why_job import JobExplainer
 
 KEY = re.compile("[0-9a-fA-F]{64}")
 LATEST = 20  # entries of the log that an answer shows
@@ -84,8 +84,8 @@ async def why(engine: Engine, registry: Registry, what: str | Call[Any], than: s
     entries = [] if job.key is None else await entries_about(engine, job.key.hex())
     served = [entry for entry in entries if entry.job == job.id]
     counted = await count_absorbed(engine, {job.id})
-    story = [*await JobStory(engine, registry).tell(job), *past(engine, served, counted)]
-    return Why(story, job, await explain_job(engine, registry, job), served, counted=counted)
+    lines = [*await JobExplainer(engine, registry).explain(job), *past(engine, served, counted)]
+    return Why(lines, job, await explain_job(engine, registry, job), served, counted=counted)
 
 
 async def why_call(engine: Engine, call: Call[Any]) -> Why:
@@ -94,8 +94,8 @@ async def why_call(engine: Engine, call: Call[Any]) -> Why:
     entries = [] if explanation.key is None else await entries_about(engine, explanation.key)
     holder = {explanation.holder.id} if explanation.holder else set()
     counted = await count_absorbed(engine, holder | {entry.job for entry in entries})
-    story = [explanation.reason, *past(engine, entries, counted)]
-    return Why(story, explanation.holder, explanation, entries, counted=counted)
+    lines = [explanation.reason, *past(engine, entries, counted)]
+    return Why(lines, explanation.holder, explanation, entries, counted=counted)
 
 
 async def why_key(engine: Engine, registry: Registry, key: bytes) -> Why:
@@ -106,17 +106,17 @@ async def why_key(engine: Engine, registry: Registry, key: bytes) -> Why:
     holder = next((job for job in jobs if job.is_holder), None)
     if holder is not None:
         explained = await explain_job(engine, registry, holder)
-        story = [f"Job {holder.id} ({holder.task}) holds the key and is {holder.state}."]
-        story += [*await JobStory(engine, registry).tell(holder), *past(engine, entries, counted)]
-        return Why(story, holder, explained, entries, counted=counted)
+        lines = [f"Job {holder.id} ({holder.task}) holds the key and is {holder.state}."]
+        lines += [*await JobExplainer(engine, registry).explain(holder), *past(engine, entries, counted)]
+        return Why(lines, holder, explained, entries, counted=counted)
     if jobs:
         explained = await explain_job(engine, registry, jobs[0])
-        story = [f"No job holds the key; the last was job {jobs[0].id} ({jobs[0].task}), {jobs[0].state}."]
-        return Why([*story, *past(engine, entries, counted)], jobs[0], explained, entries, counted=counted)
-    story = past(engine, entries, counted) or [
+        lines = [f"No job holds the key; the last was job {jobs[0].id} ({jobs[0].task}), {jobs[0].state}."]
+        return Why([*lines, *past(engine, entries, counted)], jobs[0], explained, entries, counted=counted)
+    lines = past(engine, entries, counted) or [
         "No job of this namespace has had this key: it was never held, or its jobs have been pruned."
     ]
-    return Why(story, absorbed=entries, counted=counted)
+    return Why(lines, absorbed=entries, counted=counted)
 
 
 async def count_absorbed(engine: Engine, jobs: Collection[str]) -> dict[str, AbsorbedCount]:

@@ -27,7 +27,7 @@ from onejob.stores.queries import ByKey
 from onejob.tasks.registry import Registry
 from onejob.tasks.running import running
 from onejob.tasks.signature import convert
-from onejob.tasks.why_job import JobStory
+from onejob.tasks.why_job import JobExplainer
 
 LAST_WORD = 1.0  # seconds to find out how a job stands that has not ended in time
 FIRST_LOOK, LAST_LOOK = 1.0, 8.0  # seconds between looks while nothing changes; a change ends the wait sooner
@@ -93,7 +93,7 @@ async def still_waiting(
             job = await first_unended(engine, chain_ids)
             if job is not None:
                 answer = f"Job {job.id} ({job.task}) is still {job.state} {after}."
-                why = await JobStory(engine, registry).state(job)
+                why = await JobExplainer(engine, registry).state(job)
                 answer = f"{answer} {why[0]}"
     return answer
 

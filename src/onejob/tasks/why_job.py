@@ -24,8 +24,8 @@ HOLDERS_AT_MOST = 20  # jobs of a key that are looked at
 NO_TASKS = "(No tasks are declared here, so limits are unknown: name the app, or its modules with --import.)"
 
 
-class JobStory:
-    """Says why a job of an engine's namespace waits, or how it ended."""
+class JobExplainer:
+    """Explains why a job of an engine's namespace waits, or how it ended."""
 
     def __init__(self, engine: Engine, registry: Registry) -> None:
         self._engine = engine
@@ -36,7 +36,7 @@ class JobStory:
         """Return a time and how far away it is."""
         return "at an unknown time" if moment is None else when(moment, self._now)
 
-    async def tell(self, job: Job) -> list[str]:
+    async def explain(self, job: Job) -> list[str]:
         """Return why a job is in its state; the first sentence is the answer."""
         answer, *more = await self.state(job)
         return [answer, *self.last_run(job), *more]
@@ -68,15 +68,15 @@ class JobStory:
     async def pending(self, job: Job) -> list[str]:
         """Return which chains a job waits for, and which job it waits behind."""
         arrivals = zip(job.awaits, (job.arrived or b"").decode(), strict=True)
-        story = [await self.blocker(chain) for chain, arrived in arrivals if arrived == "0"]
+        lines = [await self.blocker(chain) for chain, arrived in arrivals if arrived == "0"]
         if not job.is_successor or job.key is None:
-            return story or ["It waits for a job that is gone: run onejob doctor."]
+            return lines or ["It waits for a job that is gone: run onejob doctor."]
         query = ByKey(namespace=self._engine.namespace, key=job.key, limit=HOLDERS_AT_MOST)
         holders = [one for one in await self._engine.find(query) if one.is_holder]
         if not holders:
-            return [*story, "It waits behind a job that is gone: run onejob doctor."]
+            return [*lines, "It waits behind a job that is gone: run onejob doctor."]
         return [
-            *story,
+            *lines,
             f"It waits behind job {holders[0].id}, which is {holders[0].state} and holds the same key.",
             "It starts after that job, however it ends; requests that come meanwhile are absorbed into it.",
             *([f"It starts {self.when(job.run_at)} at the earliest."] if job.run_at > self._now else []),
@@ -172,12 +172,12 @@ class JobStory:
 
     def active(self, job: Job) -> list[str]:
         """Return which worker runs a job, and since when."""
-        story = [f"Worker {job.worker} has run it since {self.when(job.started_at)}, attempt {job.attempt}."]
+        lines = [f"Worker {job.worker} has run it since {self.when(job.started_at)}, attempt {job.attempt}."]
         if job.progress is not None:
-            story.append(f"It reports that {msgspec.json.decode(job.progress)['fraction']:.0%} are done.")
+            lines.append(f"It reports that {msgspec.json.decode(job.progress)['fraction']:.0%} are done.")
         if job.cancel_requested:
-            story.append("It has been asked to stop.")
-        return [*story, f"If that worker is dead, another takes the job back {self.when(job.lease_until)}."]
+            lines.append("It has been asked to stop.")
+        return [*lines, f"If that worker is dead, another takes the job back {self.when(job.lease_until)}."]
 
     async def explain_cancelled(self, job: Job) -> list[str]:
         """Return why a job was cancelled, or which job took its work over and the state of that job."""
@@ -192,15 +192,15 @@ class JobStory:
 
     async def heirs(self, job_id: str | None) -> list[str]:
         """Return the jobs that took a superseded job's work over, one after the other."""
-        story: list[str] = []
+        lines: list[str] = []
         while job_id is not None:
             try:
                 newer = await self._engine.job(job_id)
             except UnknownJob:
-                return [*story, f"That was job {job_id}, which has been pruned since."]
-            story.append(f"That is job {newer.id}, which is {newer.state}.")
+                return [*lines, f"That was job {job_id}, which has been pruned since."]
+            lines.append(f"That is job {newer.id}, which is {newer.state}.")
             job_id = newer.superseded_by
-        return story
+        return lines
 
     def explain_discarded(self, job: Job) -> str:
         """Return when and why a job failed for good."""
