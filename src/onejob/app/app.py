@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, o
 
 from onejob.app.activity import Activity
 from onejob.app.dead_letters import DeadLetters
-from onejob.app.listing import list_chains, read_filters
+from onejob.app.listing import list_chains, read_filters, read_held
 from onejob.app.maintenance import Maintenance
 from onejob.app.queues import Queues
 from onejob.app.schedules import Schedules
@@ -18,7 +18,6 @@ from onejob.app.stats import Stats, read_stats
 from onejob.app.values import (
     WorkerOptions,
     is_several,
-    read_count,
     read_defaults,
     read_key,
     read_namespace,
@@ -45,7 +44,6 @@ from onejob.observe.doctor import examine
 from onejob.observe.why import Why, why
 from onejob.stores.contract import Finding, FullStore, Guarantees
 from onejob.stores.open import open_store
-from onejob.stores.queries import Listed
 from onejob.tasks import foreign
 from onejob.tasks.admission import Admission, JobLike, id_of
 from onejob.tasks.blocking import blocking
@@ -617,8 +615,7 @@ class App:
         Args:
             limit: How many to look at at most.
         """
-        held = Listed(namespace=self.namespace, held=True, limit=read_count(limit))
-        found = await self._engine.find(held)
+        found = await self._engine.find(read_held(self.namespace, limit))
         now = self._engine.store.now()
         return [job for job in found if holds.holding(job, now) or job.is_successor]
 

@@ -47,6 +47,11 @@ def read_filters(
     return Listed(**chosen) if key is None else ByKey(key=read_key(key), **chosen)
 
 
+def read_held(namespace: str, limit: int) -> Listed:
+    """Return the query of `app.holds`."""
+    return Listed(namespace=namespace, held=True, limit=read_count(limit))
+
+
 async def list_chains(engine: Engine, state: State | str | None, limit: int) -> list[Job]:
     """Return the last jobs of chains, newest chain first; only chains in a state, if one is given."""
     wanted = None if state is None else read_state(state)
