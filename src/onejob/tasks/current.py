@@ -75,7 +75,7 @@ class Transaction(Protocol):
         """Blocking variant of `__aexit__`."""
 
 
-class Run(Protocol):
+class RunState(Protocol):
     """The state of a run, which the worker keeps; handlers reach it only through their Context."""
 
     job: Job
@@ -104,7 +104,7 @@ class Context:
 
     __slots__ = ("_engine", "_run")
 
-    def __init__(self, engine: Engine, run: Run) -> None:
+    def __init__(self, engine: Engine, run: RunState) -> None:
         self._engine = engine
         self._run = run
 
