@@ -12,6 +12,7 @@ import sys
 import termios
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from typing import Any
 import click
 import pytest
 
-from onejob import App, Retry, Unique
+from onejob import App, Percentiles, Retry, Times, Timings, Unique
 from onejob.cli.picture import LastMinute, Picture, Reader
+from onejob.cli.store import times_of
 from onejob.cli.top_view import View, bars, draw, shares
 from onejob.stores.memory import MemoryStore
 from onejob.testing import Clock, drain
@@ -109,6 +111,17 @@ async def test_the_busiest_holder_is_shown_however_many_keys_are_held(
     held = (await Reader(app).read()).holds
     assert [number for _, number in held] == [2, 0]
     assert held[1][0].id == newest.job.id
+
+
+async def test_a_task_whose_first_run_goes_on_has_no_percentile_of_runs() -> None:
+    waited, no_run = Percentiles(1, 2.0, 2.0, 2.0), Percentiles(0, 0.0, 0.0, 0.0)
+    timings = {window: Timings({"sync": Times(waited, no_run)}, {}) for window in ("5m", "1h")}
+    stats = replace(await App("memory://").stats(), absorbed={"sync": {"kept": 1}}, timings=timings)
+    picture = Picture(datetime.now(UTC), stats, (), (), LastMinute())
+    assert re.search(
+        r"^sync +0 +0 +0 +1  kept:1$", "\n".join(draw(picture, View(), "", width=80)), re.MULTILINE
+    )
+    assert times_of(stats)[0] == ("task sync", "5m", 0, "2s", "2s", "2s", "", "", "")
 
 
 async def test_rows_are_sorted_and_filtered(app: App) -> None:

@@ -174,6 +174,7 @@ async def test_an_error_is_a_sentence(folder: Path) -> None:
         assert "is no state" in await refused(client, "jobs", states=["lost"])
         assert "is not a key" in await refused(client, "jobs", key="xyz")
         assert "no task" in (await refused(client, "why", what="sink", arguments={})).lower()
+        assert "registered: explode, sync" in await refused(client, "why", what="sink")
         assert "missing a required argument: 'user'" in await refused(
             client, "why", what="sync", arguments={"customer": 7}
         )

@@ -93,8 +93,8 @@ def times_of(found: Stats) -> list[tuple[object, ...]]:
             f"{kind} {name}",
             window,
             times.run.count,
-            *map(brief, shares(times.wait)),
-            *map(brief, shares(times.run)),
+            *shares(times.wait),
+            *shares(times.run),
         )
         for kind in ("queue", "task")
         for window, timings in found.timings.items()
@@ -102,9 +102,9 @@ def times_of(found: Stats) -> list[tuple[object, ...]]:
     ]
 
 
-def shares(of: Percentiles) -> tuple[float, float, float]:
-    """Return the three percentiles."""
-    return of.p50, of.p95, of.p99
+def shares(of: Percentiles) -> list[str]:
+    """Return the three percentiles; nothing where nothing was measured."""
+    return [brief(seconds) if of.count else "" for seconds in (of.p50, of.p95, of.p99)]
 
 
 @app_command(example="onejob doctor shop:app", may_be_empty=True)

@@ -156,7 +156,7 @@ def tasks(picture: Picture, view: View, width: int) -> Table:
     for task in {**stats.by_task, **stats.absorbed}:
         states, outcomes = by_name(stats.by_task.get(task, {})), stats.absorbed.get(task, {})
         waiting, running, dead = waiting_of(states), states["active"], states["discarded"]
-        absorbed, is_timed = sum(outcomes.values()), task in timed
+        absorbed, is_timed = sum(outcomes.values()), task in timed and timed[task].run.count > 0
         if not view.busy_only or waiting or running or dead or is_timed:
             cells = (
                 plain(task),

@@ -25,6 +25,7 @@ Document = dict[str, Any]
 MOST = 100  # entries of a list
 LONGEST = 2000  # characters of a text
 HIDDEN = "…"
+IDS = frozenset("0123456789abcdef-….")  # the characters of ids, short ones included, and of keys
 INSTRUCTIONS = """\
 These tools read the jobs of an application that uses onejob, a background job system that deduplicates
 requests. None of them changes anything. A request whose key is held is absorbed: an existing job serves it,
@@ -118,8 +119,8 @@ class Tools:
         if what in self._app.tasks and compare is None:
             call = self._app.task_named(what).call_from(arguments or {})
             return self._answer(await self._app.why(call))
-        if arguments is not None:
-            self._app.task_named(what)  # raises: only a call has arguments
+        if arguments is not None or (compare is None and not IDS.issuperset(what.lower())):
+            self._app.task_named(what)  # raises, and names the tasks: only a call has arguments
         return self._answer(await self._app.why(what, compare))
 
     async def jobs(

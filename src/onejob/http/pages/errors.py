@@ -19,7 +19,7 @@ log = logging.getLogger("onejob")
 ADVICE = {
     503: "This page works again as soon as the store answers.",
 }
-GONE = "It may have been pruned, or it belongs to another namespace."
+GONE = "Ids and keys of other namespaces are unknown here."
 
 
 class BadRequest(OnejobError):
