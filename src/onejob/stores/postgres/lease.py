@@ -8,7 +8,7 @@ with a limit are locked first: one worker at a time counts and fills them.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from typing import Any
@@ -33,7 +33,6 @@ from onejob.stores.postgres.steps import (
     Transaction,
     Unread,
     apply_group,
-    decide,
     fenced,
     find_unread,
     load_keys,
@@ -48,24 +47,24 @@ from onejob.stores.sql.reading import array
 from onejob.stores.working_copy import WorkingCopy
 
 MATURED_AT_ONCE = 1000
+Started = tuple[list[Job], datetime | None]
+"""Jobs that have started, best first, and when to lease again."""
 FENCED = Trait.MARKED | Trait.HAS_SUCCESSOR
 
 
 def lease(server: Server, wanted: Lease, after: Sequence[Step[Any]]) -> Flow[Leased]:
     """Apply steps, then start due jobs; a step that another transaction delays is answered AdmissionBusy."""
-    steps, delayed = dict(enumerate(after)), busy(server)
+    steps, answers, started, delayed = dict(enumerate(after)), Answers(), None, busy(server)
     unread = {} if wanted.limited else find_unread(steps, server.now())
-    answers, jobs, due = Answers(), None, None
     if not wanted.limited and len(unread) == len(steps):
-        answers, jobs, due = yield from lease_at_once(server, wanted, unread)
-        if jobs is not None and len(answers) < len(steps):
-            answers |= yield from apply_later(server, without(steps, answers))
-    if jobs is None:
-        others, jobs, due = yield from lease_by_rules(server, wanted, without(steps, answers))
-        answers |= others
+        answers, started = yield from lease_at_once(server, wanted, unread)
+    if left := without(steps, answers):
+        answers |= yield from apply_left(server, left)
+    if started is None:
+        started = yield from lease_by_rules(server, wanted)
     if answers:
         server.changed()
-    return Leased([answers.get(index, delayed) for index in steps], jobs, due)
+    return Leased([answers.get(index, delayed) for index in steps], *started)
 
 
 def busy(server: Server) -> AdmissionBusy:
@@ -76,9 +75,7 @@ def busy(server: Server) -> AdmissionBusy:
 # ── without limits: one batch, in which the server chooses ────────────────────────────────────────
 
 
-def lease_at_once(
-    server: Server, wanted: Lease, unread: Unread
-) -> Flow[tuple[Answers, list[Job] | None, datetime | None]]:
+def lease_at_once(server: Server, wanted: Lease, unread: Unread) -> Flow[tuple[Answers, Started | None]]:
     """Write runs that ended and start the best jobs, if none of those is special; otherwise return None."""
     now, settling = server.now(), fenced(unread)
     limits = [server.briefly] if server.is_pooled else []
@@ -86,14 +83,14 @@ def lease_at_once(
         answers = yield [*limits, *settling, mature(wanted, now), start_available(wanted, now)]
     except psycopg.Error as error:
         if is_race(error) or is_busy(error):  # such as a continuation that an earlier attempt has inserted
-            return {}, None, None
+            return {}, None
         raise
     *ended, [[run_at]], rows = answers[len(limits) :]
     found = written(unread, ended)
     if rows and rows[-1][0] is None:
-        return found, None, None
+        return found, None
     jobs = yield from read_started(server, rows)
-    return found, jobs, None if len(jobs) >= wanted.total or run_at is None else read_time(run_at)
+    return found, (jobs, None if len(jobs) >= wanted.total or run_at is None else read_time(run_at))
 
 
 def start_available(wanted: Lease, now: datetime) -> Query:
@@ -115,8 +112,8 @@ def read_started(server: Server, rows: Sequence[Row]) -> Flow[list[Job]]:
     return sorted(jobs, key=rank)
 
 
-def apply_later(server: Server, steps: Steps) -> Flow[Answers]:
-    """Apply steps whose jobs have changed meanwhile; no error may lose the jobs that have just started."""
+def apply_left(server: Server, steps: Steps) -> Flow[Answers]:
+    """Apply steps that must read; no error of the store may lose jobs that have just started."""
     try:
         return (yield from apply_group(server, steps))
     except (StoreError, ConnectionLost, psycopg.Error):
@@ -125,39 +122,21 @@ def apply_later(server: Server, steps: Steps) -> Flow[Answers]:
 
 # ── with limits, or special jobs: in a transaction, by the rules of `core.leasing` ────────────────
 
-Started = tuple[Answers, list[Job], datetime | None]
 
-
-def lease_by_rules(server: Server, wanted: Lease, steps: Steps) -> Flow[Started]:
-    """Settle and lease, and again while others change what is relied on; delayed steps have no answer."""
+def lease_by_rules(server: Server, wanted: Lease) -> Flow[Started]:
+    """Lease in a transaction, and again while others change what is relied on."""
     ends = time.monotonic() + server.admission_timeout
     while True:
+        transaction, queries = Transaction(BEGIN), survey(server, wanted)
+        if wanted.limited:
+            transaction.add(server.patiently)
+            transaction.add(*(Query("lock_queue", (wanted.namespace, queue)) for queue in wanted.limited))
+        transaction.add(server.briefly)
         try:
-            return (yield from lease_once(server, wanted, steps))
+            found = yield from transaction.send(*queries)
+            return (yield from start_best(server, transaction, wanted, queries, found))
         except (AdmissionBusy, Moved, psycopg.Error) as error:
-            if steps and is_busy(error):
-                return {}, [], None
             yield from retry(server, error, ends)
-
-
-def lease_once(server: Server, wanted: Lease, steps: Steps) -> Flow[Started]:
-    """Settle and lease in one transaction, in two round trips if all runs ended as usual."""
-    transaction = Transaction(BEGIN)
-    if wanted.limited:
-        transaction.add(server.patiently)
-        transaction.add(*(Query("lock_queue", (wanted.namespace, queue)) for queue in wanted.limited))
-    transaction.add(server.briefly)
-    unread, queries = find_unread(steps, server.now()), survey(server, wanted)
-    settling = fenced(unread)
-    found = yield from transaction.send(*settling, *queries)
-    answers, found = written(unread, found[: len(settling)]), found[len(settling) :]
-    if left := without(steps, answers):
-        decided, draft = yield from decide(transaction, server.now, left, skips_locked=True)
-        answers |= decided
-        transaction.add(*writes(draft))
-        found = yield from transaction.send(*queries)  # they may have freed capacity
-    jobs, due = yield from start_best(server, transaction, wanted, queries, found)
-    return answers, jobs, due
 
 
 # ── candidates and counts ─────────────────────────────────────────────────────────────────────────
@@ -204,24 +183,18 @@ def read_survey(
     queries: Sequence[Query], rows: Sequence[Sequence[Row]]
 ) -> tuple[Collection[Job], Load, datetime | None]:
     """Return the candidates, the counts and the next time that the statements of `survey` have found."""
-    found: dict[str, Job] = {}
-    active: dict[tuple[str, str], int] = {}
+    found = defaultdict[str, list[Row]](list)
     starts: dict[str, list[datetime]] = {}
-    paused: list[str] = []
-    timed: datetime | None = None
     for query, some in zip(queries, rows, strict=True):
-        match query.name:
-            case "mature":
-                timed = some[0][0] and read_time(some[0][0])
-            case "paused":
-                paused = [name for (name,) in some]
-            case "active":
-                active = {(queue, partition): number for queue, partition, number in some}
-            case "recent_starts":
-                starts[query.parameters[1]] = [read_time(at) for (at,) in some]
-            case _:  # candidates
-                found |= {row[0]: read_job(row) for row in some}
-    return found.values(), Load(active, starts, paused), timed
+        if query.name == "recent_starts":
+            starts[query.parameters[1]] = [read_time(at) for (at,) in some]
+        else:
+            found[query.name] += some
+    [[timed]], paused, running = (found.pop(name, []) for name in ("mature", "paused", "active"))
+    active = {(queue, partition): number for queue, partition, number in running}
+    jobs = {row[0]: read_job(row) for some in found.values() for row in some}
+    load = Load(active, starts, [name for (name,) in paused])
+    return jobs.values(), load, None if timed is None else read_time(timed)
 
 
 # ── starting ──────────────────────────────────────────────────────────────────────────────────────
@@ -233,7 +206,7 @@ def start_best(
     wanted: Lease,
     queries: Sequence[Query],
     rows: Sequence[Sequence[Row]],
-) -> Flow[tuple[list[Job], datetime | None]]:
+) -> Flow[Started]:
     """Start the best candidates until nothing is left or no capacity is free, and commit."""
     started: list[Job] = []
     begun: list[Job]
