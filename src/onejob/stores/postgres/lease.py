@@ -167,9 +167,8 @@ def candidates(wanted: Lease) -> Iterator[Query]:
     """Yield the statements that find the best jobs of each queue: as many as could start if nothing ran."""
     tasks = array(sorted(wanted.tasks))
     for queue, number in wanted.queues.items():
-        most = min(number, wanted.total, wanted.limits.get(queue, number))
-        if queue in wanted.rates:
-            most = min(most, wanted.rates[queue].times)
+        rate = wanted.rates.get(queue)
+        most = min(number, wanted.total, wanted.limits.get(queue, number), rate.times if rate else number)
         if most > 0:
             given = (wanted.namespace, queue, tasks)
             if queue in wanted.shares:  # a partition that is full must not hide the others

@@ -17,8 +17,8 @@ import psycopg
 
 from onejob.errors import StoreError
 from onejob.stores.flow import Query
+from onejob.stores.group_commit import Closed
 from onejob.stores.postgres.connection import ask_sync
-from onejob.stores.postgres.pool import Closed
 from onejob.stores.postgres.server import Server
 from onejob.stores.wakeup import Wakeup
 

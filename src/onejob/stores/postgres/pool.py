@@ -20,6 +20,7 @@ from psycopg.rows import tuple_row
 
 from onejob.errors import StoreTimeout, StoreUnavailable
 from onejob.stores.flow import Flow, Query
+from onejob.stores.group_commit import Closed
 from onejob.stores.per_process import generation
 from onejob.stores.postgres.connection import TEXTS, StoreConnection, ask
 from onejob.stores.postgres.errors import ConnectionLost, translated
@@ -32,10 +33,6 @@ MOST_OF_LOOP = 8  # connections of one event loop
 KEPT_FOR_HANDLERS = 16  # idle connections for handlers, whose slow transactions must delay no lease
 PAUSE = 0.1  # seconds between two attempts to connect
 CLOSING = 5.0  # seconds for flows that are under way when the store is closed
-
-
-class Closed(Exception):
-    """The store was closed meanwhile: open it again."""
 
 
 class Pool:

@@ -69,10 +69,17 @@ class Transaction:
 
 
 def apply_group(server: Server, steps: Steps) -> Flow[Answers]:
-    """Run steps without waiting long for other transactions; steps that must wait have no answer."""
+    """Run steps without waiting long for other transactions; steps that must wait have no answer.
+
+    What needs no reading is one batch, which commits by itself and can be repeated: if its reply is lost, the
+    rows have other revisions, and the steps find their own results by reading.
+    """
     answers: Answers = {}
     try:
-        answers |= yield from apply_unread(server, steps)
+        if unread := find_unread(steps, server.now()):
+            answers |= written(unread, (yield fenced(unread)))
+        if answers:
+            server.changed()
         if left := without(steps, answers):
             answers |= yield from decide_again(server, left, server.briefly, skips_locked=True)
     except (AdmissionBusy, psycopg.Error) as error:  # which step it concerns shows when each runs alone
@@ -123,22 +130,6 @@ def retry(server: Server, race: Exception, ends: float) -> Flow[None]:
 
 Unread = Mapping[int, tuple[Job, Changes[Any]]]
 """By the position of its step: a job as the caller saw it, and the changes that follow from that."""
-
-
-def apply_unread(server: Server, steps: Steps) -> Flow[Answers]:
-    """Run the steps that need no reading, in one batch, which is a transaction of its own.
-
-    It can be repeated: if its reply is lost, the rows have other revisions, and the steps find their own
-    results by reading.
-    """
-    unread = find_unread(steps, server.now())
-    if not unread:
-        return {}
-    queries = fenced(unread)
-    answers = written(unread, (yield queries))
-    if answers:
-        server.changed()
-    return answers
 
 
 def find_unread(steps: Steps, now: datetime) -> Unread:
@@ -315,11 +306,12 @@ def writes(draft: Draft, *, counting: str = "count_decided") -> list[Query]:
     The counters come last, so that their rows are locked for a short time; `counting` names the statement.
     """
     deleted, updated, inserted = draft.rows()
-    taking = [takes_stand(old, new) for old, new in updated]
+    taking = [pair for pair in updated if takes_stand(*pair)]
+    others = [pair for pair in updated if not takes_stand(*pair)]
     return [
         *([Query("delete_jobs", (array(sorted(job.id for job in deleted)),))] if deleted else []),
-        *updates([pair for pair, takes in zip(updated, taking, strict=True) if not takes], must=True),
-        *updates([pair for pair, takes in zip(updated, taking, strict=True) if takes], must=True),
+        *updates(others, must=True),
+        *updates(taking, must=True),
         *(insert(job) for job in sorted(inserted, key=position)),
         *(write_mark_of(draft, key) for key in sorted(draft.marks)),
         *([Query(counting, (tally_records(draft.tallies, EPOCH),))] if draft.tallies else []),

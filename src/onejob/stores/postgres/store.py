@@ -18,9 +18,10 @@ from psycopg import AsyncConnection, Connection
 from onejob.core.leasing import Lease
 from onejob.core.step import Step, View
 from onejob.errors import InvalidCall, OnejobError, StoreError, StoreUnavailable
-from onejob.stores.contract import Finding, Guarantees, Leased, Observation, Schema, Tally, utcnow
+from onejob.stores.contract import Finding, Guarantees, Leased, Schema, Tally, utcnow
 from onejob.stores.flow import Flow, Query, enter_blocking, run_blocking
 from onejob.stores.gathering import Gathering
+from onejob.stores.group_commit import Closed
 from onejob.stores.per_loop import PerLoop
 from onejob.stores.per_process import PerProcess, generation
 from onejob.stores.postgres import admit, health
@@ -29,13 +30,12 @@ from onejob.stores.postgres.caller_transaction import apply_within, count_within
 from onejob.stores.postgres.connection import CLOCK, SQL, ask_sync
 from onejob.stores.postgres.lease import busy, lease
 from onejob.stores.postgres.notify import Listener, Notifier
-from onejob.stores.postgres.pool import KEPT_FOR_HANDLERS, MOST, MOST_OF_LOOP, Closed, Pool, lend
+from onejob.stores.postgres.pool import KEPT_FOR_HANDLERS, MOST, MOST_OF_LOOP, Pool, lend
 from onejob.stores.postgres.schema import prepare_schema
 from onejob.stores.postgres.server import Clock, Server, Url
 from onejob.stores.postgres.steps import apply_alone, apply_group, look
 from onejob.stores.postgres.upkeep import add_counts, fold, mending
-from onejob.stores.sql.observations import forget, observations, observe
-from onejob.stores.sql.reading import ReadingStore, clear, put_setting
+from onejob.stores.sql.reading import ReadingStore, put_setting
 from onejob.stores.sql.schema import script_after
 from onejob.stores.store_clock import Clock as StoreTime
 from onejob.stores.wakeup import Wakeup
@@ -78,7 +78,7 @@ class OpenStore:
         self.loops = PerLoop(lambda: Callers(self.server, blocks=False))
         self.notifier = Notifier(lambda query: run_blocking(self.threads.run(lambda _: send(query))))
         self._wakeup = wakeup
-        self._listener: Listener | None = None
+        self.listener: Listener | None = None
         self._starting = threading.Lock()
 
     def listen(self) -> None:
@@ -88,17 +88,12 @@ class OpenStore:
             return
         with self._starting:
             at = url.url if url.listen == "on" else url.listen
-            self._listener = self._listener or Listener(at, self.server, self._wakeup, self.notifier.name)
-
-    @property
-    def is_listening(self) -> bool:
-        """Whether notifications arrive."""
-        return self._listener is not None and self._listener.is_listening
+            self.listener = self.listener or Listener(at, self.server, self._wakeup, self.notifier.name)
 
     def close(self) -> None:
         """End the threads and close all connections."""
-        if self._listener is not None:
-            self._listener.close()
+        if self.listener is not None:
+            self.listener.close()
         self.notifier.close()
         self.loops.cut()
         self.threads.cut()
@@ -266,28 +261,6 @@ class PostgresStore(ReadingStore):
         """Add the counters of jobs that are gone to those of no job."""
         return await self._run(lambda _: fold(namespace))
 
-    async def observe(self, observations: Sequence[Observation], most: int) -> None:
-        """Write observations, and keep the newest of each subject."""
-        await self._run(lambda _: observe(observations, most))
-
-    def observe_sync(self, observations: Sequence[Observation], most: int) -> None:
-        """Blocking variant of `observe`."""
-        self._run_sync(lambda _: observe(observations, most))
-
-    def observations_sync(
-        self, namespace: str, kind: str, *, subject: str | None = None, limit: int = 100
-    ) -> list[Observation]:
-        """Blocking variant of `observations`."""
-        return self._run_sync(lambda _: observations(namespace, kind, subject, limit))
-
-    async def forget(self, namespace: str, kind: str, *, before: datetime, most: int) -> int:
-        """Remove old observations, and those beyond the newest."""
-        return await self._run(lambda _: forget(namespace, kind, before, most))
-
-    async def clear(self, namespace: str) -> None:
-        """Remove counters, observations, settings and recorded starts."""
-        await self._run(lambda _: clear(namespace))
-
     def use_clock(self, clock: StoreTime | None) -> StoreTime | None:
         """Take the time from another clock; return the one before."""
         return self._server.clock.use(clock)
@@ -309,13 +282,20 @@ class PostgresStore(ReadingStore):
         """Wait for a change; return soon if no notification can arrive."""
         since = self.position() if since is None else since
         opened = self._opening.ready
-        is_notified = opened is not None and opened.is_listening
+        listener = None if opened is None else opened.listener
+        is_notified = listener is not None and listener.is_listening
         await self._wakeup.wait(timeout if is_notified else min(timeout, POLL), since)
 
     # ── running flows ─────────────────────────────────────────────────────────────────────────────
 
     async def _read(self, make: Callable[[], Flow[T]], *, is_quick: bool = False) -> T:  # noqa: ARG002
         return await self._run(lambda _: make())
+
+    async def _write(self, make: Callable[[], Flow[T]]) -> T:
+        return await self._run(lambda _: make())
+
+    def _use_sync(self, make: Callable[[], Flow[T]], *, writes: bool) -> T:  # noqa: ARG002
+        return self._run_sync(lambda _: make())
 
     async def _run(self, make: Callable[[Server], Flow[T]]) -> T:
         return await self._use(lambda opened: opened.loops.here().run(make))

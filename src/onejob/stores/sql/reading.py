@@ -33,7 +33,7 @@ from onejob.stores.queries import (
     Stranded,
 )
 from onejob.stores.queries import Query as Named
-from onejob.stores.sql.observations import observations
+from onejob.stores.sql.observations import forget, observations, observe
 
 T = TypeVar("T")
 EARLIEST, LATEST = (-(2**62), ""), (2**62, "")  # before and after all times and ids
@@ -42,10 +42,18 @@ STATES = {state.value: state for state in State}
 
 
 class ReadingStore:
-    """The part of a store that reads; a store says how it runs a flow."""
+    """What is one flow in both stores, above all reading; a store says how it runs a flow."""
 
     async def _read(self, make: Callable[[], Flow[T]], *, is_quick: bool = False) -> T:
         """Run a flow that only reads, and takes microseconds if it `is_quick`."""
+        raise NotImplementedError
+
+    async def _write(self, make: Callable[[], Flow[T]]) -> T:
+        """Run a flow that writes."""
+        raise NotImplementedError
+
+    def _use_sync(self, make: Callable[[], Flow[T]], *, writes: bool) -> T:
+        """Run a flow on the calling thread."""
         raise NotImplementedError
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
@@ -81,6 +89,28 @@ class ReadingStore:
     ) -> list[Observation]:
         """Return observations, newest first."""
         return await self._read(lambda: observations(namespace, kind, subject, limit))
+
+    def observations_sync(
+        self, namespace: str, kind: str, *, subject: str | None = None, limit: int = 100
+    ) -> list[Observation]:
+        """Blocking variant of `observations`."""
+        return self._use_sync(lambda: observations(namespace, kind, subject, limit), writes=False)
+
+    async def observe(self, observations: Sequence[Observation], most: int) -> None:
+        """Write observations, and keep the newest of each subject."""
+        await self._write(lambda: observe(observations, most))
+
+    def observe_sync(self, observations: Sequence[Observation], most: int) -> None:
+        """Blocking variant of `observe`."""
+        self._use_sync(lambda: observe(observations, most), writes=True)
+
+    async def forget(self, namespace: str, kind: str, *, before: datetime, most: int) -> int:
+        """Remove old observations, and those beyond the newest."""
+        return await self._write(lambda: forget(namespace, kind, before, most))
+
+    async def clear(self, namespace: str) -> None:
+        """Remove counters, observations, settings and recorded starts."""
+        await self._write(lambda: clear(namespace))
 
 
 def array(values: Iterable[Any]) -> str:

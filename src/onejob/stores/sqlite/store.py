@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -21,12 +20,11 @@ from onejob.core.leasing import Lease
 from onejob.core.step import Changes, Step, View
 from onejob.errors import OnejobError
 from onejob.stores.columns import Unreadable
-from onejob.stores.contract import Finding, Guarantees, Leased, Observation, Schema, Tally, utcnow
+from onejob.stores.contract import Finding, Guarantees, Leased, Schema, Tally, utcnow
 from onejob.stores.flow import Flow
 from onejob.stores.group_commit import Closed
 from onejob.stores.per_process import PerProcess
-from onejob.stores.sql.observations import forget, observations, observe
-from onejob.stores.sql.reading import ReadingStore, clear, put_setting
+from onejob.stores.sql.reading import ReadingStore, put_setting
 from onejob.stores.sql.schema import script_after
 from onejob.stores.sqlite import counters, handler_transaction, health, leasing
 from onejob.stores.sqlite.caller_transaction import run_within, run_within_async
@@ -113,11 +111,11 @@ class SQLiteStore(ReadingStore):
         changes = self._use(self._foresee, steps[0]) if len(steps) == 1 else None
         if changes is not None and changes.is_empty:
             return [changes.answer]
-        answers = self._write(steps, changes)
+        answers = self._write_steps(steps, changes)
         self._watch.notify()
         return answers
 
-    def _write(self, steps: Sequence[Step[Any]], seen: Changes[Any] | None) -> list[Any]:
+    def _write_steps(self, steps: Sequence[Step[Any]], seen: Changes[Any] | None) -> list[Any]:
         """Insert the job of a step that was seen to do no more; otherwise run steps in a transaction."""
         job = None if seen is None else guarded_insert(steps[0], seen)
         if seen is not None and job is not None and self._use(Database.insert, job):
@@ -222,30 +220,6 @@ class SQLiteStore(ReadingStore):
             folded += len(gone)
         return folded
 
-    async def observe(self, observations: Sequence[Observation], most: int) -> None:
-        """Write observations, and keep the newest of each subject."""
-        await self._submit(lambda session: session.run(observe(observations, most)))
-
-    def observe_sync(self, observations: Sequence[Observation], most: int) -> None:
-        """Blocking variant of `observe`."""
-        self._use(Database.write, lambda session: session.run(observe(observations, most)))
-
-    def observations_sync(
-        self, namespace: str, kind: str, *, subject: str | None = None, limit: int = 100
-    ) -> list[Observation]:
-        """Blocking variant of `observations`."""
-        return self._use(
-            Database.look, lambda session: session.run(observations(namespace, kind, subject, limit))
-        )
-
-    async def forget(self, namespace: str, kind: str, *, before: datetime, most: int) -> int:
-        """Remove old observations, and those beyond the newest."""
-        return await self._submit(lambda session: session.run(forget(namespace, kind, before, most)))
-
-    async def clear(self, namespace: str) -> None:
-        """Remove counters, observations, settings and recorded starts."""
-        await self._submit(lambda session: session.run(clear(namespace)))
-
     def use_clock(self, clock: Clock | None) -> Clock | None:
         """Take the time from another clock; return the one before."""
         return self.now.use(clock)
@@ -325,6 +299,13 @@ class SQLiteStore(ReadingStore):
             return session.run(make())
 
         return self._use(Database.look, work) if is_quick else await self._use_async(Database.read, work)
+
+    async def _write(self, make: Callable[[], Flow[T]]) -> T:
+        return await self._submit(lambda session: session.run(make()))
+
+    def _use_sync(self, make: Callable[[], Flow[T]], *, writes: bool) -> T:
+        act: Callable[[Database, Work[T]], T] = Database.write if writes else Database.look
+        return self._use(act, lambda session: session.run(make()))
 
     async def _submit(self, work: Callable[[Session], T], *, gather: bool = False) -> T:
         """Write on the writer thread, at once or together with others of this turn of the event loop."""
