@@ -16,7 +16,7 @@ from onejob.engine.sealing import Sealer, digest_of, place_in, place_of, seal, s
 from onejob.engine.short_ids import is_whole
 from onejob.errors import InvalidCall
 from onejob.tasks.call import Call, parts_of
-from onejob.tasks.request import Template
+from onejob.tasks.request import make_next, make_template
 from onejob.tasks.signature import encode
 
 
@@ -72,7 +72,7 @@ def chosen_next(job: Job, call: Call[Any], now: datetime) -> Job:
     builder, args, kwargs = parts_of(call)
     if builder.options.connection is not None:
         raise InvalidCall("A continuation is written with its run's completion: leave connection= out.")
-    if short := [name for name in builder.template.shared.awaits if not is_whole(name)]:
+    if short := [name for name in builder.template.awaits if not is_whole(name)]:
         raise InvalidCall(
             f"after= of a continuation needs whole ids, and {short[0]!r} is short: give the job."
         )
@@ -97,7 +97,7 @@ def store_call(call: Call[Any], chain_id: str) -> StoredCall:
     task, options, sealer = builder.declaration, builder.options, builder.engine.sealer
     bound, takes = task.signature.bind_but_one(args, kwargs)
     clear = encode(bound, "The arguments", builder.engine.max_args, aware=True)
-    job = builder.template.shared
+    job = builder.template
     if job.blockers is not None or options.run_at is not None:
         raise InvalidCall(f"{task.name}: only the first call of a chain takes after= or run_at=; use delay=.")
     if builder.delay and builder.expires_in and builder.expires_in <= builder.delay:
@@ -130,20 +130,18 @@ def stored_next(job: Job, result: bytes | None, now: datetime, sealer: Sealer | 
 
 def stored_request(call: StoredCall, job: Job, result: bytes | None, sealer: Sealer | None) -> Request:
     """Return the request of a stored call, with the previous result."""
-    template = Template(
-        {
-            "namespace": job.namespace,
-            "task": call.task,
-            "queue": call.queue,
-            "priority": call.priority,
-            "meta": bytes(call.meta),
-            "retry": Retry(*call.retry),
-            "replay": None if call.replay is None else Replay(*call.replay),
-            "retention": Retention(*call.retention),
-            "timeout": call.timeout,
-        }
+    template = make_template(
+        namespace=job.namespace,
+        task=call.task,
+        queue=call.queue,
+        priority=call.priority,
+        meta=bytes(call.meta),
+        retry=Retry(*call.retry),
+        replay=None if call.replay is None else Replay(*call.replay),
+        retention=Retention(*call.retention),
+        timeout=call.timeout,
     )
-    asked = template.fill_next(stored_payload(call, job, result, sealer), job, call.partition)
+    asked = make_next(template, stored_payload(call, job, result, sealer), job, call.partition)
     return Request(asked, delay=read_seconds(call.delay), expires_in=read_seconds(call.expires_in))
 
 

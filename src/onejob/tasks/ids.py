@@ -22,7 +22,7 @@ def reserve() -> Slot:
     global _last  # noqa: PLW0603 - the counter is the point
     with _lock:
         _last = ticks = max(_last + 1, time.time_ns() // 1_000_000 << _COUNTER_BITS)
-        tail = _random.randbytes(_TAIL)
+    tail = _random.getrandbits(8 * _TAIL).to_bytes(_TAIL)  # as `randbytes`, with one call less
     return ticks >> _COUNTER_BITS << 16 | 0x7000 | ticks & 0xFFF, tail
 
 

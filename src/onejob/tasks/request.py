@@ -9,6 +9,8 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
+from msgspec import structs
+
 from onejob.core import key
 from onejob.core.blockers import begin_arrivals, encode_chains
 from onejob.core.decide import Request
@@ -29,53 +31,38 @@ from onejob.tasks.signature import encode
 KEY_SCHEME = 1  # a new one opens new keys
 NO_META = b"{}"
 
-FIELDS = Job.__struct_fields__
-ID, PLACE, ARGS = FIELDS.index("id"), FIELDS.index("place"), FIELDS.index("args")
-DIGEST, CHAIN, PARENT = FIELDS.index("payload_digest"), FIELDS.index("chain_id"), FIELDS.index("parent_id")
-PARTITION, KEY, VERSION = FIELDS.index("partition"), FIELDS.index("key"), FIELDS.index("version")
 
-
-class Template:
-    """What all jobs of a task with the same options share; `fill` adds what differs from call to call.
+def make_template(**shared: Any) -> Job:
+    """Return what jobs share, with nothing in the fields that differ from call to call.
 
     State, times and hold are not part of a request: the admission adds them by the store's clock.
     """
+    return Job(
+        id="",
+        chain_id="",
+        place=0,
+        args=b"",
+        payload_digest=b"",
+        state=State.AVAILABLE,
+        run_at=EPOCH,
+        created_at=EPOCH,
+        **shared,
+    )
 
-    __slots__ = ("_values", "shared")
 
-    def __init__(self, shared: Mapping[str, Any]) -> None:
-        later: dict[str, Any] = {"id": "", "place": 0, "args": b"", "payload_digest": b"", "chain_id": ""}
-        undecided: dict[str, Any] = {"state": State.AVAILABLE, "run_at": EPOCH, "created_at": EPOCH}
-        self.shared = Job(**later, **undecided, **shared)
-        self._values = [getattr(self.shared, name) for name in FIELDS]
-
-    def fill(
-        self,
-        job_id: str,
-        place: int,
-        payload: tuple[bytes, bytes],
-        *,
-        chain_id: str,
-        parent_id: str | None,
-        partition: str | None,
-        hashed: bytes | None = None,
-        version: int | None = None,
-    ) -> Job:
-        """Return the job of one call; positional construction is several times as fast as a copy by name."""
-        values = self._values.copy()
-        values[ID], values[PLACE] = job_id, place
-        values[ARGS], values[DIGEST] = payload
-        values[CHAIN], values[PARENT], values[PARTITION] = chain_id, parent_id, partition
-        values[KEY], values[VERSION] = hashed, version
-        return Job(*values)
-
-    def fill_next(self, payload: tuple[bytes, bytes], job: Job, partition: str | None) -> Job:
-        """Return the job that follows another one in its chain; it has no key of its own."""
-        slot = reserve()
-        job_id = write_id(slot, bucket_of(job.chain_id))
-        return self.fill(
-            job_id, slot[0], payload, chain_id=job.chain_id, parent_id=job.id, partition=partition
-        )
+def make_next(template: Job, payload: tuple[bytes, bytes], job: Job, partition: str | None) -> Job:
+    """Return the job that follows another one in its chain; it has no key of its own."""
+    slot = reserve()
+    return structs.replace(
+        template,
+        id=write_id(slot, bucket_of(job.chain_id)),
+        place=slot[0],
+        args=payload[0],
+        payload_digest=payload[1],
+        chain_id=job.chain_id,
+        parent_id=job.id,
+        partition=partition,
+    )
 
 
 class RequestBuilder:
@@ -142,39 +129,44 @@ class RequestBuilder:
         return self.declaration.expires_in if chosen is None else duration(chosen)
 
     @cached_property
-    def template(self) -> Template:
+    def template(self) -> Job:
         """What all jobs of this task and these options share."""
         task, options = self.declaration, self.options
         chains = list(chains_of(options.after, "after"))
         meta = NO_META if options.meta is None else self._encode(dict(options.meta), "meta=")
-        return Template(
-            {
-                "namespace": self.engine.namespace,
-                "task": task.name,
-                "queue": self.queue,
-                "priority": task.priority if options.priority is None else options.priority,
-                "meta": meta,
-                "retry": options.retry or task.retry,
-                "replay": task.replay,
-                "retention": task.retention,
-                "timeout": task.timeout
-                if options.timeout is None
-                else duration(options.timeout).total_seconds(),
-                "traits": WITH_BLOCKERS[options.on_blocker_failure] | options.traits,
-                "expires_at": options.expires_at,
-                "blockers": encode_chains(chains) if chains else None,
-                "arrived": begin_arrivals(chains) if chains else None,
-            }
+        return make_template(
+            namespace=self.engine.namespace,
+            task=task.name,
+            queue=self.queue,
+            priority=task.priority if options.priority is None else options.priority,
+            meta=meta,
+            retry=options.retry or task.retry,
+            replay=task.replay,
+            retention=task.retention,
+            timeout=task.timeout if options.timeout is None else duration(options.timeout).total_seconds(),
+            traits=WITH_BLOCKERS[options.on_blocker_failure] | options.traits,
+            expires_at=options.expires_at,
+            blockers=encode_chains(chains) if chains else None,
+            arrived=begin_arrivals(chains) if chains else None,
         )
 
     @cached_property
-    def _shared(self) -> tuple[timedelta | None, datetime | None, timedelta | None, bool]:
-        return self.delay, self.options.run_at, self.expires_in, self.options.force
+    def timed(self) -> Request:
+        """What all requests of this task and these options share, also those that continue a chain."""
+        return Request(
+            self.template,
+            delay=self.delay,
+            run_at=self.options.run_at,
+            expires_in=self.expires_in,
+            force=self.options.force,
+        )
 
     @cached_property
-    def _limits(self) -> tuple[int | None, frozenset[str], frozenset[str]]:
+    def limited(self) -> Request:
+        """What all requests share that are admitted, which the queue and other jobs may prevent."""
+        max_depth = self.registry.queue(self.queue).max_depth
         excludes = frozenset(chains_of(self.options.exclude, "exclude"))
-        return self.registry.queue(self.queue).max_depth, frozenset(), excludes
+        return structs.replace(self.timed, max_depth=max_depth, excludes=excludes)
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
 
@@ -190,20 +182,20 @@ class RequestBuilder:
         parent_id, chain_id = (None, None) if run is None else (run.job.id, run.job.chain_id)
         job = self._job(bound, payload, hashed, slot=slot, version=version, parent_id=parent_id)
         policy = None if hashed is None else policy  # a key function may say: not unique this time
-        return Request(job, policy, *self._shared, chain_id, *self._limits)
+        return structs.replace(self.limited, job=job, policy=policy, running_chain=chain_id)
 
     def keyed_request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], hashed: bytes) -> Request:
         """Return the request of a call whose key is given, outside of any run."""
         bound = self.declaration.signature.bind(args, kwargs)
         job = self._job(bound, self.pack(bound), hashed)
-        return Request(job, None, *self._shared, None, *self._limits)
+        return structs.replace(self.limited, job=job)
 
     def pack(self, bound: Mapping[str, Any]) -> tuple[bytes, bytes]:
         """Return the arguments, and the digest of the payload."""
         args = encode(bound, "The arguments", self.engine.max_args, aware=True)
         if self.declaration.check:
             self.declaration.signature.check(args)
-        return args, digest_of(self.engine.sealer, args, self.template.shared.meta)
+        return args, digest_of(self.engine.sealer, args, self.template.meta)
 
     def _encode(self, value: Any, what: str) -> bytes:
         return encode(value, what, self.engine.max_args, aware=True)
@@ -220,22 +212,24 @@ class RequestBuilder:
     ) -> Job:
         slot = slot or reserve()
         job_id = write_id(slot, hashed)
-        return self.template.fill(
-            job_id,
-            slot[0],
-            payload,
+        return structs.replace(
+            self.template,
+            id=job_id,
             chain_id=job_id,
+            place=slot[0],
+            args=payload[0],
+            payload_digest=payload[1],
+            key=hashed,
+            version=version,
             parent_id=parent_id,
             partition=self.partition_of(bound),
-            hashed=hashed,
-            version=version,
         )
 
     def continuation(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], job: Job) -> Request:
         """Return the request of the next job of a chain, which has no key of its own."""
         bound = self.declaration.signature.bind(args, kwargs)
-        following = self.template.fill_next(self.pack(bound), job, self.partition_of(bound))
-        return Request(following, None, *self._shared)
+        following = make_next(self.template, self.pack(bound), job, self.partition_of(bound))
+        return structs.replace(self.timed, job=following)
 
     # ── partitions ────────────────────────────────────────────────────────────────────────────────
 
