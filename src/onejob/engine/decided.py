@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from datetime import datetime
-from types import FrameType
 
 import msgspec
 
@@ -70,11 +70,9 @@ def counted_outcome(verdict: Verdict) -> str | None:
 
 def find_caller() -> Caller:
     """Return the file and line outside of onejob that led here; empty if there is none."""
-    try:
-        # With `inspect.currentframe` and `f_back`, Python would make an object of every frame on the way.
-        frame: FrameType | None = sys._getframe(OWN_FRAMES)  # noqa: SLF001 - it is documented
-    except ValueError:  # there are no more: a thread that was started in C
-        return NO_CALLER
+    frame = inspect.currentframe()
+    for _ in range(OWN_FRAMES):  # to look at them takes longer than to pass over them
+        frame = frame and frame.f_back
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith(INTERNAL):
             return frame.f_code.co_filename, frame.f_lineno

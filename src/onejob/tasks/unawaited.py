@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-import sys
 from collections.abc import Sequence
 from types import CodeType
 
@@ -29,7 +29,8 @@ class Unawaited:
         self._begun = False
         self._name = name
         self._tasks = tasks
-        caller = sys._getframe(1).f_back  # noqa: SLF001 - each frame passed is one more object
+        frame = inspect.currentframe()
+        caller = frame and frame.f_back and frame.f_back.f_back
         self._code: CodeType | None = caller.f_code if caller else None
         self._instruction = caller.f_lasti if caller else 0
 
