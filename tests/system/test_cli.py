@@ -1244,6 +1244,21 @@ def test_every_command_of_cron_has_help_with_an_example(onejob: Onejob, command:
     assert "--json" in shown
 
 
+def test_advice_shows_no_password(postgres_url: str) -> None:
+    url = f"{postgres_url}{'&' if '?' in postgres_url else '?'}password=s3cr3t"
+    app = App(url)
+
+    @app.task(unique=True)
+    def work(n: int) -> None: ...
+
+    delayed = work.options(delay="1h").enqueue_sync(1).job
+    app.close_sync()
+    for words in (["why", url, delayed.id], ["why", url, delayed.id, "--json"], ["pause", url, "default"]):
+        shown = CliRunner().invoke(main, words, catch_exceptions=False).output
+        assert "onejob " in shown
+        assert "s3cr3t" not in shown
+
+
 # ── help ──────────────────────────────────────────────────────────────────────────────────────────
 
 

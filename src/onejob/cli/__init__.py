@@ -88,9 +88,8 @@ class LazyGroup(click.Group):
             from onejob.cli.foreign import refuse_command
 
             refuse_command(ctx, args[0])
-        near = get_close_matches(args[0], COMMANDS, n=3) if args and args[0] not in COMMANDS else []
-        if near:
-            ctx.fail(f"There is no command {args[0]!r}: did you mean {' or '.join(near)}?")
+            if near := get_close_matches(args[0], COMMANDS, n=3):
+                ctx.fail(f"There is no command {args[0]!r}: did you mean {' or '.join(near)}?")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

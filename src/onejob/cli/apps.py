@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onejob.cli.foreign import refuse_option
+from onejob.cli.options import json_option
 from onejob.errors import OnejobError
 
 if TYPE_CHECKING:
@@ -75,16 +76,16 @@ def app_command(
                 refuse_empty(opened)
             run(work, opened, options)
 
-        decorated = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(callback)
-        decorated = import_option(decorated)
+        decorated = import_option(json_option(callback))
         if not needs_tasks:
-            decorated = click.option("--namespace", help="The tenant, where APP is a URL.")(decorated)
+            decorated = namespace_option(decorated)
         decorated = click.argument("app")(decorated)
         return click.command(cls=AppCommand, epilog=f"Example: {example}")(decorated)
 
     return decorate
 
 
+namespace_option = click.option("--namespace", help="The tenant, where APP is a URL.")
 import_option = click.option(
     "--import", "modules", multiple=True, metavar="MODULE",
     help="Also import this module, which declares tasks; may be repeated.",
@@ -111,23 +112,25 @@ def load(
 
     if URL.fullmatch(place) and not needs_tasks:
         if modules:
-            raise unusable("--import goes with an app; a store has no tasks.")
+            raise click.UsageError("--import goes with an app; a store has no tasks.")
         return App(place, namespace=namespace or "")
     if namespace is not None:
-        raise unusable("--namespace goes with a URL; an app has its own.")
+        raise click.UsageError("--namespace goes with a URL; an app has its own.")
     if URL.fullmatch(place):
-        raise unusable(
+        raise click.UsageError(
             f"{hide_password(place)} names a store, which has no tasks: name the app, as in shop:app."
         )
     if not PLACE.fullmatch(place):
         shown = repr(re.sub(r".*@", "…@", place))
-        raise unusable(f"{shown} is not an app: write module:attribute, as in shop:app, or set {VARIABLE}.")
+        raise click.UsageError(
+            f"{shown} is not an app: write module:attribute, as in shop:app, or set {VARIABLE}."
+        )
     module, _, attribute = place.partition(":")
     found = pick(load_module(module), module, attribute)
     if callable(found):
         place, found = f"{place}()", make(place, found)
     if not isinstance(found, App):
-        raise unusable(f"{place} is of type {type(found).__name__}, not an onejob App.")
+        raise click.UsageError(f"{place} is of type {type(found).__name__}, not an onejob App.")
     for name in modules:
         load_module(name)
     return found
@@ -138,9 +141,9 @@ def make(place: str, factory: Callable[[], object]) -> object:
     from onejob import Task
 
     if isinstance(factory, Task):
-        raise unusable(f"{place} is a task, not an app: write {place.partition(':')[0]}:app.")
+        raise click.UsageError(f"{place} is a task, not an app: write {place.partition(':')[0]}:app.")
     if iscoroutinefunction(factory):
-        raise unusable(f"{place} is an async function: write a plain one that returns the app.")
+        raise click.UsageError(f"{place} is an async function: write a plain one that returns the app.")
     try:
         return factory()
     except Exception as error:
@@ -159,7 +162,9 @@ def load_module(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             cure = f": write {name.removesuffix('.py')}, without .py" if name.endswith(".py") else ""
-            raise unusable(f"There is no module {name!r} in {here} or on the Python path{cure}.") from error
+            raise click.UsageError(
+                f"There is no module {name!r} in {here} or on the Python path{cure}."
+            ) from error
         raise click.ClickException(broken(name, error)) from error
     except Exception as error:
         raise click.ClickException(broken(name, error)) from error
@@ -192,7 +197,7 @@ def pick(module: Any, name: str, attribute: str) -> Any:
 
         apps = [f"{name}:{one}" for one, value in vars(module).items() if isinstance(value, App)]
         cure = f": write {' or '.join(apps)}" if apps else ", and no app in it"
-        raise unusable(f"Module {name!r} has no attribute {attribute!r}{cure}.") from error
+        raise click.UsageError(f"Module {name!r} has no attribute {attribute!r}{cure}.") from error
 
 
 def refuse_empty(app: App) -> None:
@@ -204,9 +209,15 @@ def refuse_empty(app: App) -> None:
         )
 
 
-def unusable(message: str) -> click.UsageError:
-    """Return the error for an APP that cannot be used."""
-    return click.UsageError(message)
+async def refuse_unknown_task(app: App, task: str | None) -> None:
+    """Raise UnknownTask if neither the store nor the app has a task of this name."""
+    if task is not None and app.tasks and not await app.jobs(task=task, limit=1):
+        app.task_named(task)
+
+
+def app_named() -> str:
+    """Return the APP of this command line, without its password."""
+    return hide_password(click.get_current_context().params.get("app") or "APP")
 
 
 def hide_password(url: str) -> str:

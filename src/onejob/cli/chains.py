@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onejob.cli.apps import app_command
-from onejob.cli.options import STATES
+from onejob.cli.options import STATES, limit_option
 from onejob.cli.output import arguments_of, away, emit, facts, number_of, table
 
 if TYPE_CHECKING:
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     type=click.Choice(STATES),
     help="Only in this state; active lasts from the first start to the end.",
 )
-@click.option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="List at most this many."
-)
+@limit_option
 async def chains(app: App, *, state: str | None, limit: int, as_json: bool) -> None:
     """List chains, newest first, each with its last job."""
     found = await app.chains(state=state, limit=limit)

@@ -10,6 +10,7 @@ import click
 
 from onejob.cli.apps import app_command, hide_password, is_app
 from onejob.cli.arguments import Pair, make_call, task_arguments
+from onejob.cli.options import json_option
 from onejob.cli.output import away, emit, stamp, table
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 OVERLAPS = ("keep", "coalesce", "replace", "cancel", "allow")
 MISSED = ("skip", "one", "all")
+
+timezone_option = click.option(
+    "--timezone", default="UTC", show_default=True, help="An IANA name: Europe/Berlin."
+)
 
 
 class CronGroup(click.Group):
@@ -49,10 +54,7 @@ def line_command(*, example: str) -> Callable[[F], click.Command]:
     """Return a decorator for commands that read a line and need no app."""
 
     def decorate(work: F) -> click.Command:
-        decorated = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(work)
-        decorated = click.option(
-            "--timezone", default="UTC", show_default=True, help="An IANA name: Europe/Berlin."
-        )(decorated)
+        decorated = timezone_option(json_option(work))
         decorated = click.argument("line")(decorated)
         return cron.command(epilog=f"Example: {example}")(decorated)
 
@@ -168,7 +170,7 @@ def overlap_document(overlap: Unique | None) -> dict[str, str] | None:
 @click.argument("task")
 @click.argument("line")
 @task_arguments
-@click.option("--timezone", default="UTC", show_default=True, help="An IANA name: Europe/Berlin.")
+@timezone_option
 @click.option(
     "--overlap",
     type=click.Choice(OVERLAPS),
@@ -247,11 +249,6 @@ async def remove(app: App, *, name: str, as_json: bool) -> None:
     report(await app.schedules.remove(name), "is removed", as_json=as_json)
 
 
-for name, command in (
-    ("list", list_),
-    ("add", add),
-    ("pause", pause),
-    ("resume", resume),
-    ("remove", remove),
-):
-    cron.add_command(command, name)
+cron.add_command(list_, "list")
+for command in (add, pause, resume, remove):
+    cron.add_command(command)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shlex
 import sys
 from collections import Counter
@@ -14,16 +13,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from onejob.cli.apps import app_command, hide_password
+from onejob.cli.apps import app_command, app_named
 from onejob.cli.arguments import Pair, read_value
 from onejob.cli.enqueue import show
+from onejob.cli.holds import release_command
 from onejob.cli.jobs import tries
-from onejob.cli.options import read_duration, read_object, read_pair
+from onejob.cli.options import limit_option, queue_option, read_duration, read_object, read_pair, task_option
 from onejob.cli.output import away, emit, number_of, table
 from onejob.errors import InvalidCall, OnejobError
 
 if TYPE_CHECKING:
-    from onejob import Admission, App, DeadFilter, DeadGroup, Job
+    from onejob import Admission, App, DeadGroup, Job
 
 F = TypeVar("F", bound=Callable[..., Any])
 TOGETHER = 100  # letters that share a commit
@@ -39,8 +39,8 @@ MEANINGS = {
 def dead_filters(function: F) -> F:
     """Add filters for dead letters to a command."""
     options = (
-        click.option("--task", help="Only of this task."),
-        click.option("--queue", help="Only of this queue."),
+        task_option,
+        queue_option,
         click.option("--error", metavar="TYPE", help="Only with this type of error, such as TimeoutError."),
         click.option("--message", metavar="TEXT", help="Only with this text in the error's message."),
         click.option(
@@ -61,32 +61,17 @@ def dead_filters(function: F) -> F:
 @click.option(
     "--group", is_flag=True, help="Count dead letters with the same error, the most frequent first."
 )
-@click.option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="List at most this many."
-)
-async def dead(app: App, *, group: bool, limit: int, as_json: bool, **given: Any) -> None:
+@limit_option
+async def dead(app: App, *, group: bool, limit: int, as_json: bool, **filters: Any) -> None:
     """List dead letters, newest first, with the error that ended each."""
     if group:
-        return show_groups((await app.dead.groups(**filters_of(given)))[:limit], as_json=as_json)
-    found = await app.dead.list(limit=limit, **filters_of(given))
+        return show_groups((await app.dead.groups(**filters))[:limit], as_json=as_json)
+    found = await app.dead.list(limit=limit, **filters)
     if as_json:
         return emit([job.as_dict() for job in found])
     rows = [(job.id, job.task, tries(job), away(job.finished_at), last_error(job)) for job in found]
     titles = ("ID", "TASK", "TRIES", "DIED", "LAST ERROR")
     return table(titles, rows, yields=("LAST ERROR", "TASK"), empty="No dead letters.")
-
-
-def filters_of(given: dict[str, Any]) -> DeadFilter:
-    """Return the filters that options name."""
-    chosen: DeadFilter = {
-        "task": given["task"],
-        "queue": given["queue"],
-        "error": given["error"],
-        "message": given["message"],
-        "older_than": given["older_than"],
-        "newer_than": given["newer_than"],
-    }
-    return chosen
 
 
 def show_groups(groups: Sequence[DeadGroup], *, as_json: bool) -> None:
@@ -131,19 +116,19 @@ async def replay(
     pairs: tuple[Pair, ...],
     edits: dict[str, Any] | None,
     as_json: bool,
-    **given: Any,
+    **filters: Any,
 ) -> int | None:
     """Replay one dead letter or many, perhaps with other arguments.
 
     A letter whose key is held, or whose version is no longer the newest, stays where it is. An edit
     that would change the key or the version is refused: enqueue such work anew.
     """
-    if everything == (job_id is not None) or (any(given.values()) and not everything):
+    if everything == (job_id is not None) or (any(filters.values()) and not everything):
         raise click.UsageError(
             "Name one dead letter by its ID, or write --all, and perhaps --task or another option with that."
         )
     if job_id is None:
-        report(await replay_all(app, filters_of(given), pairs, edits), as_json=as_json)
+        report(await replay_all(app, filters, pairs, edits), as_json=as_json)
         return None
     task = (await app.job(job_id)).task
     admission = await app.dead.replay(job_id, args=edit(app, task, pairs, edits))
@@ -157,11 +142,9 @@ def choices(admission: Admission[Any], letter: str) -> str:
     """Return what can be done about a dead letter that was not replayed."""
     if admission.outcome == "stale":
         return "Enqueue its work anew, with a newer version."
-    place = hide_password(click.get_current_context().params["app"])
-    holder = admission.holder or admission.job
-    running = ["--force"] if holder.state == "active" else []
-    release, again = ["onejob", "release", place, holder.id, *running], ["onejob", "replay", place, letter]
-    return f"Replay it when that job has ended, or run both: {shlex.join(release)} && {shlex.join(again)}"
+    release = release_command(admission.holder or admission.job, app_named())
+    again = shlex.join(["onejob", "replay", app_named(), letter])
+    return f"Replay it when that job has ended, or run both: {release} && {again}"
 
 
 def edit(
@@ -177,10 +160,10 @@ def edit(
 
 
 async def replay_all(
-    app: App, filters: DeadFilter, pairs: tuple[Pair, ...], edits: dict[str, Any] | None
+    app: App, filters: dict[str, Any], pairs: tuple[Pair, ...], edits: dict[str, Any] | None
 ) -> Counter[str]:
     """Replay dead letters, newest first; of two with one key, the newer gets the key."""
-    args = edit(app, filters.get("task"), pairs, edits)
+    args = edit(app, filters["task"], pairs, edits)
     letters = await app.dead.ids(**filters)
     outcomes: Counter[str] = Counter()
     with progress(len(letters)) as bar:
@@ -206,8 +189,8 @@ def outcome(answer: Admission[Any] | OnejobError | None) -> str:
 
 def progress(length: int) -> AbstractContextManager[Any]:
     """Return a progress bar, which is shown on a terminal only."""
-    stream = sys.stderr if sys.stderr.isatty() else io.StringIO()
-    return click.progressbar(length=length, label="Replaying", file=stream)
+    hidden = not sys.stderr.isatty()
+    return click.progressbar(length=length, label="Replaying", file=sys.stderr, hidden=hidden)
 
 
 def report(outcomes: Counter[str], *, as_json: bool) -> None:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onejob.cli.options import json_option
+
 if TYPE_CHECKING:
     from onejob import App
 
 
 @click.command(epilog="Example: onejob demo")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.option("--serve", "serves", is_flag=True, help="Leave the dashboard open on the demo's jobs.")
 @click.option(
     "--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="The dashboard's port."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +13,7 @@ from onejob.cli.output import compact, emit, facts, paint, plain
 from onejob.errors import Duplicate
 
 if TYPE_CHECKING:
-    from onejob import Admission, App, Task
+    from onejob import Admission, App
 
 
 @app_command(
@@ -50,8 +49,8 @@ async def enqueue(
     Values are read as JSON if possible, else as text. A duplicate is an answer, not an error, unless the
     policy rejects it.
     """
-    chosen = apply_options(app.task_named(task), meta=meta, **choices)
-    call = make_call(chosen, pairs, given)
+    fields = {name: json_or_text(text) for name, text in meta} or None
+    call = make_call(app.task_named(task).options(meta=fields, **choices), pairs, given)
     try:
         admission: Admission[Any] = await call.enqueue()
     except Duplicate as refusal:
@@ -65,30 +64,6 @@ async def enqueue(
     else:
         facts({"result": compact(outcome["result"])})
     return None
-
-
-def apply_options(
-    task: Task[..., Any],
-    *,
-    delay: timedelta | None,
-    expires_in: timedelta | None,
-    priority: int | None,
-    queue: str | None,
-    key: str | None,
-    force: bool,
-    meta: tuple[Pair, ...],
-) -> Task[..., Any]:
-    """Return a task with the options of this call."""
-    fields = {name: json_or_text(text) for name, text in meta} or None
-    return task.options(
-        delay=delay,
-        expires_in=expires_in,
-        priority=priority,
-        queue=queue,
-        key=key,
-        force=force,
-        meta=fields,
-    )
 
 
 def show(admission: Admission[Any], *, as_json: bool, **more: Any) -> None:

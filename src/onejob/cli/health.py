@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onejob.cli.apps import AppCommand, import_option, load, refuse_empty, run
-from onejob.cli.options import read_duration
+from onejob.cli.apps import AppCommand, import_option, load, namespace_option, refuse_empty, run
+from onejob.cli.options import json_option, read_duration
 from onejob.cli.output import print_findings, rough
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ MAX_AGE_OF_FILE = timedelta(seconds=30)  # six heartbeats
 )
 @click.argument("app", required=False)
 @import_option
-@click.option("--namespace", help="The tenant, where APP is a URL.")
+@namespace_option
 @click.option(
     "--max-age", type=read_duration, metavar="DURATION",
     help="How long the oldest due job of a queue may wait, 5m if left out; of a liveness file its age, 30s "
@@ -46,7 +46,7 @@ MAX_AGE_OF_FILE = timedelta(seconds=30)  # six heartbeats
     "--liveness-file", type=click.Path(dir_okay=False, path_type=Path), metavar="PATH",
     help="Check only whether the worker that was given this file has touched it; the store is not asked.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def health(
     app: str | None,
     *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -83,6 +84,12 @@ async def release(app: App, *, which: str, force: bool, reason: str, as_json: bo
     if as_json:
         return emit({"key": wanted, "job": freed.id, "state": str(freed.state)})
     return click.echo(f"The key is free; job {freed.id}, which is {freed.state}, continues without it.")
+
+
+def release_command(holder: Job, place: str) -> str:
+    """Return the command that releases a key."""
+    running = ["--force"] if holder.state == "active" else []
+    return shlex.join(["onejob", "release", place, holder.id, *running])
 
 
 def is_job_id(text: str) -> bool:

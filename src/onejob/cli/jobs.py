@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onejob.cli.apps import app_command
-from onejob.cli.options import STATES, read_duration, read_time
+from onejob.cli.apps import app_command, refuse_unknown_task
+from onejob.cli.options import (
+    STATES,
+    key_option,
+    limit_option,
+    queue_option,
+    read_duration,
+    read_time,
+    task_option,
+)
 from onejob.cli.output import (
     arguments_of,
     away,
@@ -36,12 +44,10 @@ NOT_WAITING = {"active", "completed", "cancelled", "discarded"}
 @click.option(
     "--state", type=click.Choice(STATES), multiple=True, help="Only in this state; may be repeated."
 )
-@click.option("--task", help="Only of this task.")
-@click.option("--queue", help="Only in this queue.")
-@click.option("--key", help="Only of this key, in hexadecimal digits.")
-@click.option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="List at most this many."
-)
+@task_option
+@queue_option
+@key_option
+@limit_option
 async def jobs(
     app: App,
     *,
@@ -53,8 +59,7 @@ async def jobs(
     as_json: bool,
 ) -> None:
     """List jobs, newest first."""
-    if task is not None and app.tasks and not await app.jobs(task=task, limit=1):
-        app.task_named(task)  # raises if the app does not know it either
+    await refuse_unknown_task(app, task)
     found = await app.jobs(state=state, task=task, queue=queue, key=key, limit=limit)
     if as_json:
         return emit([job.as_dict() for job in found])

@@ -8,13 +8,13 @@ import sys
 
 import click
 
-from onejob.cli.apps import AppCommand, import_option, load, refuse_empty
+from onejob.cli.apps import AppCommand, import_option, load, namespace_option, refuse_empty
 
 
 @click.command(cls=AppCommand, epilog="Example: onejob mcp shop:app")
 @click.argument("app")
 @import_option
-@click.option("--namespace", help="The tenant, where APP is a URL.")
+@namespace_option
 @click.option(
     "--show-arguments", is_flag=True, help="Show the values of arguments, metadata and results too."
 )

@@ -8,6 +8,14 @@ from typing import Any
 
 import click
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+limit_option = click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="List at most this many."
+)
+task_option = click.option("--task", help="Only of this task.")
+queue_option = click.option("--queue", help="Only in this queue.")
+key_option = click.option("--key", help="Only of this key, in hexadecimal digits.")
+
 STATES = ("scheduled", "available", "pending", "active", "retryable", "completed", "cancelled", "discarded")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onejob.cli.apps import hide_password
+from onejob.cli.apps import app_named
 
 if TYPE_CHECKING:
     from onejob import Finding, Job
@@ -125,8 +125,7 @@ def facts(pairs: Mapping[str, object]) -> None:
 
 def print_findings(findings: Sequence[Finding], *, as_json: bool) -> int:
     """Print one sentence per finding, and what to do about it, with the app's name; return the exit code."""
-    place = f" {hide_password(click.get_current_context().params.get('app') or 'APP')}"
-    findings = [replace(one, advice=one.advice.replace(" APP", place)) for one in findings]
+    findings = [replace(one, advice=one.advice.replace(" APP", f" {app_named()}")) for one in findings]
     failed = any(finding.level == "fail" for finding in findings)
     if as_json:
         emit({"ok": not failed, "findings": [asdict(finding) for finding in findings]})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onejob.cli.apps import app_command, hide_password
+from onejob.cli.apps import app_command, app_named
 from onejob.cli.output import emit, table
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ async def pause(app: App, *, queue: str, as_json: bool) -> None:
     await app.queues.pause(queue)
     if as_json:
         return emit({"queue": queue, "paused": True})
-    place = click.get_current_context().params["app"]
-    return click.echo(f"Queue {queue} is paused; to resume it: onejob resume {hide_password(place)} {queue}")
+    return click.echo(f"Queue {queue} is paused; to resume it: onejob resume {app_named()} {queue}")
 
 
 @app_command(example="onejob resume shop:app emails", may_be_empty=True)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import click
 
-from onejob.cli.apps import URL, AppCommand, hide_password, import_option, load, refuse_empty
+from onejob.cli.apps import (
+    URL,
+    AppCommand,
+    hide_password,
+    import_option,
+    load,
+    namespace_option,
+    refuse_empty,
+)
+from onejob.cli.options import json_option
 from onejob.cli.output import emit
 
 TOKEN_VARIABLE = "ONEJOB_TOKEN"  # noqa: S105 - the name of a variable
@@ -13,7 +22,7 @@ TOKEN_VARIABLE = "ONEJOB_TOKEN"  # noqa: S105 - the name of a variable
 @click.command(cls=AppCommand, epilog="Example: onejob serve shop:app --port 8080")
 @click.argument("app")
 @import_option
-@click.option("--namespace", help="The tenant, where APP is a URL.")
+@namespace_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option(
     "--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="The port to listen at."
@@ -23,7 +32,7 @@ TOKEN_VARIABLE = "ONEJOB_TOKEN"  # noqa: S105 - the name of a variable
     "--token", envvar=TOKEN_VARIABLE, help=f"The secret that browsers present; also {TOKEN_VARIABLE}."
 )
 @click.option("--name", "names", multiple=True, help="A host name of this server; may be repeated.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def serve(
     *,
     app: str,

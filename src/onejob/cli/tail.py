@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onejob.cli.apps import app_command
+from onejob.cli.apps import app_command, refuse_unknown_task
 from onejob.cli.live import is_output_closed, through_outages, until_stopped
+from onejob.cli.options import key_option, queue_option, task_option
 from onejob.cli.output import GAP, number_of, paint, plain, rough, shorten
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ KIND_WIDTH, TASK_WIDTH = len("deduplicated"), 16
 
 
 @app_command(example="onejob tail shop:app --task send_invoice --outcome kept")
-@click.option("--task", help="Only of this task.")
-@click.option("--queue", help="Only in this queue.")
-@click.option("--key", help="Only of this key, in hexadecimal digits.")
+@task_option
+@queue_option
+@key_option
 @click.option("--outcome", type=click.Choice(OUTCOMES), help="Only requests with this outcome.")
 @click.option(
     "--limit", type=click.IntRange(0, 1000), default=20, show_default=True,
@@ -54,8 +55,7 @@ async def tail(
     from the store, so a run that starts and ends within a moment is shown by its end, with both times; a
     duplicate is shown within a second. Times are in UTC. With --json, each line is one object.
     """
-    if task is not None and app.tasks and not await app.jobs(task=task, limit=1):
-        app.task_named(task)  # raises if the app does not know it either
+    await refuse_unknown_task(app, task)
     read = partial(app.activity.recent, task=task, queue=queue, key=key, outcome=outcome)
     await until_stopped(follow(read, limit, Printer(as_json=as_json), ends=no_follow))
 

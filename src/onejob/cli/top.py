@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onejob.cli.apps import app_command, hide_password
+from onejob.cli.apps import app_command, app_named
 from onejob.cli.live import until_stopped
 from onejob.cli.options import read_duration
 from onejob.cli.output import emit
@@ -49,7 +49,7 @@ async def top(app: App, *, once: bool, interval: timedelta, as_json: bool) -> No
     """
     if interval < SHORTEST:
         raise click.UsageError("--interval is at least 0.1 seconds.")
-    place = hide_password(click.get_current_context().params["app"])
+    place = app_named()
     reader = Reader(app)
     if as_json:
         return emit(document(await reader.read()))

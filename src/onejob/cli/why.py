@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onejob.cli.apps import URL, app_command, hide_password, unusable
+from onejob.cli.apps import URL, app_command, app_named
 from onejob.cli.arguments import Pair, make_call, task_arguments
-from onejob.cli.holds import KEY, frees, is_job_id
+from onejob.cli.holds import KEY, frees, is_job_id, release_command
 from onejob.cli.output import compact, emit, facts, number_of, plain, stamp, table, when
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ async def why(
         if KEY.fullmatch(what) and answer.job is None and not answer.absorbed:
             raise click.ClickException(answer.sentences[0])
         return show_story(answer, redact=redact, as_json=as_json)
-    place = click.get_current_context().params["app"]
+    place = app_named()
     if URL.fullmatch(place):
-        raise unusable(
-            f"{hide_password(place)} names a store, which has no tasks: name the app, or the ID of a job."
+        raise click.UsageError(
+            f"{place} names a store, which has no tasks: name the app, or the ID of a job."
         )
     answer = await app.why(make_call(app.task_named(what), pairs, given))
     assert answer.explanation is not None  # a call was asked about
@@ -87,8 +87,8 @@ def job_document(job: Job | None, *, redact: bool) -> dict[str, Any] | None:
 
 def show_story(answer: Why, *, redact: bool, as_json: bool) -> None:
     """Print an answer in sentences, what makes the key and who holds it, and the latest absorbed requests."""
-    place = click.get_current_context().params["app"]
-    story = [line.replace(" APP", f" {hide_password(place)}") for line in answer.sentences]
+    place = app_named()
+    story = [line.replace(" APP", f" {place}") for line in answer.sentences]
     explained = answer.explanation
     if explained is not None and redact:
         explained = without_values(explained)
@@ -202,12 +202,6 @@ def ways_for_job(answer: Why, place: str, *, redact: bool) -> list[str]:
         again = [job.task, "--args", compact(hidden(job.arguments) if redact else job.arguments)]
         return ways_to_run(explained, place, again) or [shlex.join(["onejob", "enqueue", place, *again])]
     return []
-
-
-def release_command(holder: Job, place: str) -> str:
-    """Return the command that releases a key."""
-    running = ["--force"] if holder.state == "active" else []
-    return shlex.join(["onejob", "release", place, holder.id, *running])
 
 
 def document(explanation: Explanation, ways: Sequence[str], *, redact: bool) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import click
 from click.core import ParameterSource
 
 from onejob.cli.apps import AppCommand, import_option, load, run, whole
-from onejob.cli.options import read_duration, read_queues
+from onejob.cli.options import json_option, read_duration, read_queues
 from onejob.cli.output import number_of, rough
 from onejob.cli.supervisor import Supervisor, command_of, supervisor_is_gone
 from onejob.errors import StoreUnavailable
@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("onejob")
 
-SUPERVISED = {
-    "processes",
-    "reload",
-    "liveness_file",
-}  # options that are not passed on as they are
+SUPERVISED = {"processes", "reload", "liveness_file"}  # options that are not passed on as they are
 CLOSE_WITHIN = 2.0  # seconds for a store that may not answer
 LAST_STEPS = 0.2  # seconds for tasks and threads; one that lives longer is still at work
 
@@ -82,7 +78,7 @@ LAST_STEPS = 0.2  # seconds for tasks and threads; one that lives longer is stil
 )  # fmt: skip
 @click.option("--reload", is_flag=True, help="Start again when a Python file of this folder changes.")
 @click.option("--verbose", is_flag=True, help="Log every run and every absorbed request.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def worker(
     apps: tuple[str, ...],
     *,
@@ -102,8 +98,8 @@ def worker(
     configure_logging(log_format, verbose=verbose)
     if len(apps) * processes > 1 or reload:
         commands = commands_of(apps, processes, options["liveness_file"])
-        supervisor = supervise(commands, grace=options["grace"].total_seconds(), reload=reload)
-        raise click.exceptions.Exit(asyncio.run(supervisor))
+        supervisor = Supervisor(commands, grace=options["grace"].total_seconds(), reload=reload)
+        raise click.exceptions.Exit(asyncio.run(supervisor.run()))
     app = load(apps[0], needs_tasks=True, modules=modules)
     run(work, app, {"imported_as": apps[0], **options})
 
@@ -115,11 +111,6 @@ def commands_of(apps: Sequence[str], processes: int, liveness_file: str | None) 
         own = [] if liveness_file is None else ["--liveness-file", f"{liveness_file}.{number}"]
         commands.append(command_of(app, [*own_arguments(), *own]))
     return commands
-
-
-async def supervise(commands: Sequence[Sequence[str]], *, grace: float, reload: bool) -> int:
-    """Run worker processes; return the exit code."""
-    return await Supervisor(commands, grace=grace, reload=reload).run()
 
 
 def own_arguments() -> list[str]:
