@@ -466,6 +466,7 @@ def test_resuming_a_queue_that_is_not_there_is_refused(app: App) -> None:
         ("map", r"write app.enqueue_many_sync\(\[mail.call"),
         ("retry", r"raise onejob.RetryLater\("),
         ("perform_async", "write mail.enqueue_sync"),
+        ("call_local", r"write mail\(…\), which calls the function"),
         ("enque", "write enqueue$"),
     ],
 )
@@ -500,6 +501,8 @@ def test_an_option_beside_the_arguments_is_answered(
         ("max_retries", r"mail.options has no max_retries=: write retry=Retry\(attempts=…\)"),
         ("colour", "mail.options has no colour=: leave it out"),
         ("dealy", "mail.options has no dealy=: write delay=…"),
+        ("at", "mail.options has no at=: write run_at=…"),
+        ("_defer_by", "mail.options has no _defer_by=: write delay=…"),
     ],
 )
 def test_an_option_that_does_not_exist_is_answered(mail: Task[..., int], option: str, says: str) -> None:
@@ -534,6 +537,8 @@ def test_what_is_printed_of_an_app_and_a_policy_is_short_and_has_no_password() -
         ("Celery", r"app = onejob.App\("),
         ("crontab", "@app.cron"),
         ("get_current_job", r"onejob.current\(\)"),
+        ("AsyncResult", r"app.job_sync\(id\)"),
+        ("chord", r"onejob.batch\(…, on_success=…\)"),
     ],
 )
 def test_a_name_that_modules_of_other_systems_have_is_answered(name: str, instead: str) -> None:
@@ -602,6 +607,8 @@ def test_an_option_of_a_task_elsewhere_is_answered(app: App) -> None:
         ("enqueue_sync", r"write task.enqueue_sync\(…\)"),
         ("send_task", r"write app.task_named\(name\).enqueue_sync\(…\)"),
         ("autodiscover_tasks", "--import"),
+        ("enqueue_job", r"write task.enqueue\(…\)"),
+        ("schedule", "write @app.cron"),
         ("stat", "write stats$"),
     ],
 )

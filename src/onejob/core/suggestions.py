@@ -38,6 +38,8 @@ MODULE = {
     ),
     **dict.fromkeys(("Reject", "Ignore", "CancelExecution"), "raise onejob.Discard(…) inside the function"),
     "shared_task": "tasks = onejob.Tasks(), @tasks.task, and app.include(tasks)",
+    "AsyncResult": "app.job_sync(id)",
+    "chord": "onejob.batch(…, on_success=…)",
     "crontab": '@app.cron("0 4 * * *") above @app.task',
 }
 """Names that modules of other job systems have, and what to write here."""

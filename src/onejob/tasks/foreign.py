@@ -2,119 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from onejob.core.suggestions import nearest
 
-METHODS = {
-    **dict.fromkeys(
-        ("delay", "send", "defer", "perform_async"), "{task}.enqueue_sync(…), or await {task}.enqueue(…)"
-    ),
-    **dict.fromkeys(("defer_async", "kiq"), "await {task}.enqueue(…)"),
-    **dict.fromkeys(
-        ("apply_async", "send_with_options", "configure", "schedule", "perform_in", "enqueue_in"),
-        '{task}.options(delay="5s").enqueue_sync(…)',
-    ),
-    **dict.fromkeys(("s", "si", "signature", "message"), "{task}.call(…)"),
-    **dict.fromkeys(("map", "starmap", "chunks"), "app.enqueue_many_sync([{task}.call(…), …])"),
-    **dict.fromkeys(("apply", "run"), "{task}(…), which calls the function"),
-    "delay_on_commit": "{task}.options(connection=…).enqueue_sync(…)",
-    "enqueue_at": "{task}.options(run_at=…).enqueue_sync(…)",
-    "fn": "{task}.function",
-    "retry": 'raise onejob.RetryLater("5s") inside the function',
-    "request": "onejob.current() inside the function",
-}
+
+def by_word(cures: Mapping[str, str]) -> dict[str, str]:
+    """Return what to write instead of each word, from the words of each cure."""
+    return {word: cure for cure, words in cures.items() for word in words.split()}
+
+
+METHODS = by_word(
+    {
+        "{task}.enqueue_sync(…), or await {task}.enqueue(…)": "delay send defer perform_async",
+        "await {task}.enqueue(…)": "defer_async kiq",
+        '{task}.options(delay="5s").enqueue_sync(…)': (
+            "apply_async send_with_options configure schedule perform_in enqueue_in"
+        ),
+        "{task}.call(…)": "s si signature message",
+        "app.enqueue_many_sync([{task}.call(…), …])": "map starmap chunks",
+        "{task}(…), which calls the function": "apply run call_local",
+        "{task}.options(connection=…).enqueue_sync(…)": "delay_on_commit",
+        "{task}.options(run_at=…).enqueue_sync(…)": "enqueue_at",
+        "{task}.function": "fn",
+        'raise onejob.RetryLater("5s") inside the function': "retry",
+        "onejob.current() inside the function": "request",
+    }
+)
 """Methods of a task elsewhere, and their names here."""
 
-APP = {
-    **dict.fromkeys(("send_task", "configure_task"), "app.task_named(name).enqueue_sync(…)"),
-    **dict.fromkeys(("periodic", "periodic_task"), '@app.cron("*/5 * * * *") above @app.task'),
-    **dict.fromkeys(("AsyncResult", "fetch_job"), "app.job_sync(id)"),
-    **dict.fromkeys(("run", "start", "work", "worker_main"), "app.run_worker()"),
-    "enqueue": "task.enqueue(…)",
-    "enqueue_sync": "task.enqueue_sync(…)",
-    "enqueue_in": 'task.options(delay="5s").enqueue_sync(…)',
-    "enqueue_at": "task.options(run_at=…).enqueue_sync(…)",
-    "autodiscover_tasks": "onejob worker shop:app --import shop.tasks, or app.include(tasks)",
-    "add_tasks_from": "app.include(tasks)",
-    "shared_task": "tasks = onejob.Tasks() and @tasks.task, and app.include(tasks)",
-    "add_periodic_task": '@app.cron("*/5 * * * *") above @app.task, or app.schedules.add_sync(…)',
-    "conf": "the options of App(…), of @app.task(…) and of app.queue(…)",
-    "control": "app.cancel_sync(id), app.queues and app.activity.workers_sync()",
-    "purge": "app.cancel_sync(id) for each of app.jobs_sync()",
-    "actor": "@app.task",
-    "retry": 'raise onejob.RetryLater("5s") inside the function',
-}
+APP = by_word(
+    {
+        "app.task_named(name).enqueue_sync(…)": "send_task configure_task",
+        '@app.cron("*/5 * * * *") above @app.task': "periodic periodic_task schedule",
+        "app.job_sync(id)": "AsyncResult fetch_job",
+        "app.run_worker()": "run start work worker_main",
+        "task.enqueue(…)": "enqueue enqueue_job",
+        "task.enqueue_sync(…)": "enqueue_sync",
+        'task.options(delay="5s").enqueue_sync(…)': "enqueue_in",
+        "task.options(run_at=…).enqueue_sync(…)": "enqueue_at",
+        "onejob worker shop:app --import shop.tasks, or app.include(tasks)": "autodiscover_tasks",
+        "app.include(tasks)": "add_tasks_from",
+        "tasks = onejob.Tasks() and @tasks.task, and app.include(tasks)": "shared_task",
+        '@app.cron("*/5 * * * *") above @app.task, or app.schedules.add_sync(…)': "add_periodic_task",
+        "the options of App(…), of @app.task(…) and of app.queue(…)": "conf",
+        "app.cancel_sync(id), app.queues and app.activity.workers_sync()": "control",
+        "app.cancel_sync(id) for each of app.jobs_sync()": "purge",
+        "@app.task": "actor",
+        'raise onejob.RetryLater("5s") inside the function': "retry",
+    }
+)
 """Methods of an app elsewhere, and how to write them here."""
 
-ADMISSION = {
-    **dict.fromkeys(("id", "task_id", "job_id", "message_id"), "admission.job.id"),
-    **dict.fromkeys(
-        ("get", "wait", "join", "return_value", "get_result", "wait_result"),
-        "admission.result_sync(timeout=…), or await admission.result(…)",
-    ),
-    **dict.fromkeys(
-        ("status", "state", "ready", "successful", "failed", "get_status", "is_finished", "is_failed"),
-        "app.job_sync(admission.job.id).state",
-    ),
-    **dict.fromkeys(("revoke", "cancel", "abort"), "app.cancel_sync(admission)"),
-}
+ADMISSION = by_word(
+    {
+        "admission.job.id": "id task_id job_id message_id",
+        "admission.result_sync(timeout=…), or await admission.result(…)": (
+            "get wait join return_value get_result wait_result"
+        ),
+        "app.job_sync(admission.job.id).state": (
+            "status state ready successful failed get_status is_finished is_failed"
+        ),
+        "app.cancel_sync(admission)": "revoke cancel abort",
+    }
+)
 """What the answers of enqueues have elsewhere, and how to write it here."""
 
-CONTEXT = {
-    **dict.fromkeys(("id", "task_id", "job_id", "message_id"), "current().job.id"),
-    **dict.fromkeys(("args", "kwargs", "arguments"), "current().job.arguments"),
-    **dict.fromkeys(("meta", "metadata", "headers"), "current().job.metadata"),
-    **dict.fromkeys(("retries", "job_try", "retry_count"), "current().attempt"),
-    **dict.fromkeys(("is_aborted", "is_cancelled", "should_stop"), "current().cancelled"),
-    **dict.fromkeys(("update_state", "set_progress"), "current().progress(0.5)"),
-    **dict.fromkeys(("retry", "reschedule"), 'raise onejob.RetryLater("5s")'),
-    **dict.fromkeys(("reject", "discard"), "raise onejob.Discard(…)"),
-    "task": "current().job.task",
-    "request": "current().job",
-}
+CONTEXT = by_word(
+    {
+        "current().job.id": "id task_id job_id message_id",
+        "current().job.arguments": "args kwargs arguments",
+        "current().job.metadata": "meta metadata headers",
+        "current().attempt": "retries job_try retry_count",
+        "current().cancelled": "is_aborted is_cancelled should_stop",
+        "current().progress(0.5)": "update_state set_progress",
+        'raise onejob.RetryLater("5s")': "retry reschedule",
+        "raise onejob.Discard(…)": "reject discard",
+        "current().job.task": "task",
+        "current().job": "request",
+    }
+)
 """What a running job has elsewhere, and how to write it here."""
 
-OPTIONS = {
-    **{
-        name: f"{name}=…"
-        for name in (
-            *("after", "connection", "delay", "exclude", "expires_at", "expires_in", "key", "meta"),
-            *("on_blocker_failure", "priority", "queue", "run_at", "timeout", "unique"),
-        )
-    },
-    **dict.fromkeys(("retry", "max_retries", "retries"), "retry=Retry(attempts=…)"),
-    **dict.fromkeys(("time_limit", "job_timeout", "soft_time_limit"), "timeout=…"),
-    **dict.fromkeys(("task_id", "job_id"), "key=…"),
-    "force": "force=True",
-    "countdown": "delay=…",
-    "eta": "run_at=…",
-    "expires": "expires_in=…",
-    "retry_backoff": "retry=Retry(base=…)",
-    "at_front": "priority=…",
-    "depends_on": "after=…",
-}
+OPTIONS = by_word(
+    {
+        "after=…": "after depends_on",
+        "connection=…": "connection",
+        "delay=…": "delay countdown _defer_by",
+        "exclude=…": "exclude",
+        "expires_at=…": "expires_at",
+        "expires_in=…": "expires_in expires",
+        "key=…": "key task_id job_id _job_id",
+        "meta=…": "meta",
+        "on_blocker_failure=…": "on_blocker_failure",
+        "priority=…": "priority at_front",
+        "queue=…": "queue",
+        "run_at=…": "run_at eta at _defer_until",
+        "timeout=…": "timeout time_limit job_timeout soft_time_limit",
+        "unique=…": "unique",
+        "retry=Retry(attempts=…)": "retry max_retries retries",
+        "force=True": "force",
+        "retry=Retry(base=…)": "retry_backoff",
+    }
+)
 """Options of a call, here and elsewhere, and how to write them here."""
 
-POLICIES = {
-    **dict.fromkeys(("max_retries", "retries"), "retry=Retry(attempts=…)"),
-    **dict.fromkeys(("default_retry_delay", "retry_backoff", "min_backoff"), "retry=Retry(base=…)"),
-    **dict.fromkeys(("max_backoff", "retry_backoff_max"), "retry=Retry(cap=…)"),
-    **dict.fromkeys(("time_limit", "soft_time_limit", "job_timeout"), "timeout=…"),
-    **dict.fromkeys(("max_age", "expires"), "expires_in=…"),
-    **dict.fromkeys(("lock", "queueing_lock"), "unique=Unique(key=…)"),
-    "autoretry_for": "give_up_on=(…,) for errors that shall not be retried",
-    "throws": "give_up_on=(…,)",
-    "result_ttl": 'retention={"completed": …}',
-    "failure_ttl": 'retention={"discarded": …}',
-    "countdown": "delay=…",
-    "queue_name": "queue=…",
-    "actor_name": "name=…",
-    "rate_limit": "app.queue(name, rate=…)",
-    "bind": "onejob.current() inside the function",
-    "concurrency": "app.queue(name, concurrency=…)",
-    "cron": "@app.cron(…) above @app.task",
-}
+POLICIES = by_word(
+    {
+        "retry=Retry(attempts=…)": "max_retries retries",
+        "retry=Retry(base=…)": "default_retry_delay retry_backoff min_backoff",
+        "retry=Retry(cap=…)": "max_backoff retry_backoff_max",
+        "timeout=…": "time_limit soft_time_limit job_timeout",
+        "expires_in=…": "max_age expires",
+        "unique=Unique(key=…)": "lock queueing_lock",
+        "give_up_on=(…,) for errors that shall not be retried": "autoretry_for",
+        "give_up_on=(…,)": "throws",
+        'retention={"completed": …}': "result_ttl",
+        'retention={"discarded": …}': "failure_ttl",
+        "delay=…": "countdown",
+        "queue=…": "queue_name",
+        "name=…": "actor_name",
+        "app.queue(name, rate=…)": "rate_limit",
+        "onejob.current() inside the function": "bind",
+        "app.queue(name, concurrency=…)": "concurrency",
+        "@app.cron(…) above @app.task": "cron",
+    }
+)
 """Options of a task elsewhere, and how to write them here."""
 
 DECLARED = (
