@@ -118,6 +118,8 @@ async def test_due_jobs_need_a_live_worker(app: App, clock: Clock) -> None:
     assert await findings(app) == {}  # one may be about to start
     clock.advance(11)
     assert (await findings(app))["workers"].message == "No worker is alive, and jobs are due."
+    [tasks] = [one for one in await app.maintenance.health() if one.check == "tasks"]
+    assert tasks.message == "No worker is alive whose tasks could be compared with the due jobs."
     await worker(app)
     assert await findings(app) == {}
 

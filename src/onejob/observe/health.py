@@ -153,7 +153,9 @@ def workers(seen: Seen) -> list[Finding]:
 def tasks(seen: Seen) -> list[Finding]:
     """Report tasks whose jobs are due and that no live worker would run, if any worker is alive."""
     left = Counter((job.task, job.queue) for job in seen.left_waiting if not is_served(job, seen.alive))
-    if not left or not seen.alive:
+    if not seen.alive:
+        return [Finding("tasks", "ok", "No worker is alive whose tasks could be compared with the due jobs.")]
+    if not left:
         return [Finding("tasks", "ok", "Live workers know the tasks of all jobs that are due longest.")]
     advice = "Start a worker whose app has the task and that serves the queue."
     return [
