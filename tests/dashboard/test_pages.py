@@ -26,7 +26,7 @@ from onejob import (
 )
 from onejob.engine.presence import report
 from onejob.http import dashboard
-from onejob.http.pages.charts import Lane, draw_area, draw_lanes, draw_sparks
+from onejob.http.pages.charts import Lane, draw_area, draw_lanes, draw_sparks, nice
 from onejob.http.pages.live import events
 from onejob.http.pages.samples import MOST_LINKED, Point, count, digest, saved_words
 from onejob.http.pages.text import limits
@@ -137,7 +137,7 @@ async def test_the_overview_says_first_what_is_not_well(app: App, client: Client
     await report(app._engine, worker)
     assert digest(None, await count(app)) != before  # open pages show it
     html = await Client(dashboard(app)).text("/")
-    assert '<p class="problem" role="alert"><strong>Worker gone has been silent for 5m' in html
+    assert '<div class="problem" role="alert"><p><strong>Worker gone has been silent for 5m' in html
 
 
 async def test_a_lost_job_leads_to_the_doctor(app: App) -> None:
@@ -645,6 +645,11 @@ def test_the_lines_of_a_chart_have_their_own_values() -> None:
     hour = draw_area(points(0, 0, apart=timedelta(hours=1)))
     assert hour is not None
     assert [label for _, _, label in hour.times] == ["03:00", "03:20", "03:40", "04:00"]
+
+
+@pytest.mark.parametrize("value", [1, 1.2, 9.9, 10.0, 61, 99.5, 1024, 123_456])
+def test_a_chart_is_at_least_half_full(value: float) -> None:
+    assert value <= nice(value) <= 1.6 * value + 1
 
 
 async def test_a_hold_is_drawn_for_as_long_as_it_lasts(app: App, full: Client) -> None:

@@ -12,7 +12,7 @@ from onejob.http.pages.samples import Point
 from onejob.http.pages.text import rate
 
 WIDTH, HEIGHT = 1016, 136
-STEPS = (1, 2, 2.5, 5, 10)
+STEPS = (1, 1.6, 2, 3, 4, 5, 6, 8, 10)
 BINS = 60
 LANE, TOP, LEFT, RIGHT = 31, 22, 124, 220
 COLUMN, ROW, BOX_WIDTH, BOX_HEIGHT = 232, 64, 180, 46
