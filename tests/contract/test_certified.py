@@ -141,8 +141,9 @@ def test_the_random_agreement_catches_a_broken_store(store: type[MemoryStore]) -
     from onejob.testing.contract.agreement import check_agreement
     from onejob.testing.contract.certifying import Compared
 
+    # 30 examples do not catch LeasesTwice with one seed in 24. The first example that fails ends the search.
     with pytest.raises(AssertionError):
-        check_agreement(Compared(store), examples=30, steps=20, shrinks=False)
+        check_agreement(Compared(store), examples=200, steps=20, shrinks=False)
 
 
 # ── the decorator ─────────────────────────────────────────────────────────────────────────────────
