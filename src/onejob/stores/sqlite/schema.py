@@ -15,8 +15,8 @@ from onejob.stores.sqlite.session import SQL
 
 SCHEMA = max(migrations("sqlite"))
 OLD_TABLES = (
-    "has tables of onejob 0.1, which this version cannot read: use a new file, and let the old version "
-    "finish the jobs of this one"
+    "has tables of an older onejob, whose rows this version cannot read: use a new file, and let the old "
+    "version finish the jobs of this one"
 )
 
 
@@ -43,7 +43,7 @@ def prepare_schema(connection: sqlite3.Connection, path: Path, now: datetime) ->
 
 
 def has_old_tables(connection: sqlite3.Connection) -> bool:
-    """Return whether the tables have the layout of onejob 0.1."""
+    """Return whether the tables are from before the row layout changed, which no migration converts."""
     return connection.execute(SQL["old_columns"]).fetchone() is not None
 
 

@@ -5,7 +5,7 @@
 SELECT name FROM sqlite_schema WHERE type = 'table' AND name LIKE 'onejob\_%' ESCAPE '\';
 
 -- name: old_columns
--- Tables of onejob 0.1 had a column for the key of a holder.
+-- Tables from before the row layout changed have a column for the key of a holder.
 SELECT name FROM pragma_table_info('onejob_jobs') WHERE name = 'held_key';
 
 -- name: schema_version
