@@ -1,10 +1,10 @@
-"""What hooks cost: keyed enqueues, duplicates and a drain, with a hook for every event and without any.
+"""What hooks and logs cost: keyed enqueues, duplicates and a drain, with all of them and with none.
 
-Run it with `python -m bench.hooks [URL]`. The side with hooks also records the callers of absorbed requests,
-the other does not; `bench.recording` measures what requests cost that are recorded for advice. Both sides are
-in one process and take turns at a few hundred calls, so that whatever else the machine does slows both. The
-ratio is the median of the turns' ratios of processor time. A URL names a store that both share; without one,
-each has a SQLite file.
+Run it with `python -m bench.hooks [URL]`. One side has a hook for every event, records the callers of
+absorbed requests, and records requests for advice; the other side does none of this. (`bench.recording`
+measures the last alone.) Both sides are in one process and take turns at a few hundred calls, so that
+whatever else the machine does slows both. The ratio is the median of the turns' ratios of processor time. A
+URL names a store that both share; without one, each has a SQLite file.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ async def measure(urls: tuple[str, str]) -> dict[str, list[tuple[float, float]]]
     """Return the seconds without and with hooks of every turn, by what was measured."""
     found: dict[str, list[tuple[float, float]]] = {}
     async with AsyncExitStack() as stack:
-        bare = App(urls[0], namespace="off", record_callers=False)
+        bare = App(urls[0], namespace="off", record_callers=False, record_requests=False)
         off = Side(await stack.enter_async_context(bare), hooked=False)
         on = Side(await stack.enter_async_context(App(urls[1], namespace="on")), hooked=True)
         for turn in range(TURNS):

@@ -32,6 +32,17 @@ async def test_an_absorbed_request_is_logged_with_its_caller(app: App, clock: Cl
     assert entry.request not in {"", first.job.id}
 
 
+async def test_a_request_that_another_task_of_the_loop_makes_is_logged_with_the_line_that_called(
+    app: App,
+) -> None:
+    mail = mailer(app, unique=Unique(by="to"))
+    await mail.enqueue("Ada")
+    line = inspect.getframeinfo(inspect.currentframe()).lineno + 1  # type: ignore[arg-type]
+    await asyncio.create_task(mail.enqueue("Ada"))
+    [entry] = await app.activity.absorbed()
+    assert entry.line == f"{__file__}:{line}"
+
+
 async def test_a_blocking_and_a_bulk_request_are_logged_with_their_callers(app: App) -> None:
     mail = mailer(app, unique=True)
     await asyncio.to_thread(mail.enqueue_sync, 1)

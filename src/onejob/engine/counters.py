@@ -23,7 +23,7 @@ import msgspec
 
 from onejob.core.decide import DEDUPLICATED, Request, Verdict
 from onejob.engine.absorbed_log import PER_KEY, PER_WRITE, Counter, Entry
-from onejob.engine.decided import Absorbed, Decided, counted_outcome, current_trace, find_caller
+from onejob.engine.decided import Absorbed, Caller, Decided, counted_outcome, current_trace, find_caller
 from onejob.engine.log_lines import about
 from onejob.engine.recorded_requests import LARGEST, PER_TASK, WRITE_EVERY, RequestRecorder
 from onejob.errors import StoreError
@@ -116,7 +116,12 @@ class AbsorbedCounters:
                 self._start_timer()
 
     def note(
-        self, steps: Sequence[Admitting], answers: Sequence[Any], *, in_transaction: bool = False
+        self,
+        steps: Sequence[Admitting],
+        answers: Sequence[Any],
+        caller: Caller | None = None,
+        *,
+        in_transaction: bool = False,
     ) -> None:
         """Note decided requests: absorbed ones are counted and logged, all are recorded for advice.
 
@@ -127,6 +132,7 @@ class AbsorbedCounters:
         Args:
             steps: The steps that decided.
             answers: Their verdicts. Errors are passed over, and so are refusals by a full queue.
+            caller: The line that made them; None to find it.
             in_transaction: Whether the caller's transaction counts them, so that they are not counted here.
         """
         self._reset_after_fork()
@@ -134,9 +140,9 @@ class AbsorbedCounters:
             if not isinstance(verdict, Verdict) or verdict.refusal == "full":
                 continue
             if verdict.shadow is not None or verdict.outcome in DEDUPLICATED:
-                caller = find_caller() if self._records_callers else None
+                made_by = (caller or find_caller()) if self._records_callers else None
                 now, trace = self._store.now(), current_trace()
-                absorbed = Absorbed(step.request, verdict, now, caller, trace, in_transaction)
+                absorbed = Absorbed(step.request, verdict, now, made_by, trace, in_transaction)
                 log_absorbed(absorbed)
                 self._keep(absorbed)
             elif self._recorder is not None:
@@ -178,11 +184,13 @@ class AbsorbedCounters:
         else:
             entry.add(one)
 
-    def tallies(self, steps: Sequence[Admitting], answers: Sequence[Any]) -> list[Tally]:
+    def tallies(
+        self, steps: Sequence[Admitting], answers: Sequence[Any], caller: Caller | None = None
+    ) -> list[Tally]:
         """Return what requests of a caller's transaction add to the counters, besides what their steps do."""
-        now, caller = self._store.now(), find_caller() if self._records_callers else None
+        now, made_by = self._store.now(), (caller or find_caller()) if self._records_callers else None
         return [
-            Entry(Absorbed(step.request, verdict, now, caller)).tally()
+            Entry(Absorbed(step.request, verdict, now, made_by)).tally()
             for step, verdict in zip(steps, answers, strict=True)
             if isinstance(verdict, Verdict) and counted_outcome(verdict) is not None
         ]

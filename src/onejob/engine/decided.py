@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from datetime import datetime
+from types import FrameType
 
 import msgspec
 
@@ -16,7 +17,7 @@ INTERNAL = (  # modules that call for others
     *("click.", "runpy"),  # of the command line
 )
 
-OWN_FRAMES = 5  # `find_caller` and those that lie between it and any caller, at least
+OWN_FRAMES = 6  # `find_caller` and those that lie between it and any caller, at least
 NO_CALLER = ("", 0)
 
 Caller = tuple[str, int]
@@ -73,6 +74,11 @@ def find_caller() -> Caller:
     frame = inspect.currentframe()
     for _ in range(OWN_FRAMES):  # to look at them takes longer than to pass over them
         frame = frame and frame.f_back
+    return caller_at(frame)
+
+
+def caller_at(frame: FrameType | None) -> Caller:
+    """Return the file and line outside of onejob that led to a frame; empty if there is none."""
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith(INTERNAL):
             return frame.f_code.co_filename, frame.f_lineno

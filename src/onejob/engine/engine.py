@@ -26,6 +26,7 @@ from onejob.core.step import Step, View
 from onejob.core.text import is_name, one_line
 from onejob.engine.absorbed_log import KEPT_FOR
 from onejob.engine.counters import AbsorbedCounters
+from onejob.engine.decided import Caller
 from onejob.engine.dependants import Ask, reachable_chains
 from onejob.engine.events import Event, RunStep, ends_of, events_of, events_of_requests, starts_of, watch
 from onejob.engine.follow_up import concerns_no_other, follow_up
@@ -173,7 +174,11 @@ class Engine:
     # ── admission ─────────────────────────────────────────────────────────────────────────────────
 
     async def admit(
-        self, requests: Sequence[Request], connection: Any = None, own: Mapping[str, Job] = NONE
+        self,
+        requests: Sequence[Request],
+        connection: Any = None,
+        own: Mapping[str, Job] = NONE,
+        caller: Caller | None = None,
     ) -> list[Verdict | OnejobError]:
         """Decide about requests in order, and do the follow-up work.
 
@@ -181,20 +186,21 @@ class Engine:
             requests: What to admit.
             connection: The caller's connection, to admit them inside its transaction.
             own: Jobs by chain that the caller has at hand, perhaps of its own open transaction.
+            caller: The line that made the requests, for the log; None to find it.
 
         Returns:
             One verdict per request; an error for a request that could not be decided.
         """
         tracing = self.hooks.tracing
         if tracing is None:
-            return await self._admit(requests, connection, own)
+            return await self._admit(requests, connection, own, caller)
         with tracing.send(requests) as sending:
-            verdicts = await self._admit(sending.requests, connection, own)
+            verdicts = await self._admit(sending.requests, connection, own, caller)
             sending.decided(verdicts)
             return verdicts
 
     async def _admit(
-        self, requests: Sequence[Request], connection: Any, own: Mapping[str, Job]
+        self, requests: Sequence[Request], connection: Any, own: Mapping[str, Job], caller: Caller | None
     ) -> list[Verdict | OnejobError]:
         if self._must_announce and connection is None:
             await self.announce_secret()
@@ -205,9 +211,9 @@ class Engine:
         for part in parts_of(requests, connection):
             steps = [admission_step(request, self.sealer) for request in part]
             answers = await self._write(steps, own, connection)
-            if connection is not None and (tallies := self.counters.tallies(steps, answers)):
+            if connection is not None and (tallies := self.counters.tallies(steps, answers, caller)):
                 await self.transactions().count_within(connection, tallies)
-            self.counters.note(steps, answers, in_transaction=connection is not None)
+            self.counters.note(steps, answers, caller, in_transaction=connection is not None)
             if self.hooks.registered:
                 await self.hooks.fire(events_of_requests(steps, answers), connection)
             verdicts += answers

@@ -34,7 +34,8 @@ async def enqueue_many(
     if unawaited is not None:
         unawaited.begin()
     builders, requests = requests_of(engine, list(calls), awaited=awaited)
-    return admissions_of(builders, await engine.admit(requests, connection, at_hand(builders)))
+    caller = None if unawaited is None else unawaited.caller
+    return admissions_of(builders, await engine.admit(requests, connection, at_hand(builders), caller))
 
 
 def enqueue_many_sync(

@@ -19,8 +19,8 @@ async def enqueue_call(
 ) -> Admission[Any]:
     """Admit one call; raise the error that a rejected one means."""
     unawaited.begin()
-    request = builder.request(args, kwargs)
-    [verdict] = await builder.engine.admit([request], builder.options.connection, builder.at_hand)
+    request, connection = builder.request(args, kwargs), builder.options.connection
+    [verdict] = await builder.engine.admit([request], connection, builder.at_hand, unawaited.caller)
     return answer_request(builder, verdict)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from onejob.app.app import App
 from onejob.core.decide import Request, Verdict
 from onejob.core.job import Job
+from onejob.engine.decided import Caller
 from onejob.engine.engine import NONE, Engine
 from onejob.errors import OnejobError
 from onejob.tasks.registry import Registry
@@ -42,9 +43,12 @@ def inline(app: App, *, raises: bool = True) -> Iterator[None]:
     engine = engine_of(app)
 
     async def admit_and_run(
-        requests: Sequence[Request], connection: Any = None, own: Mapping[str, Job] = NONE
+        requests: Sequence[Request],
+        connection: Any = None,
+        own: Mapping[str, Job] = NONE,
+        caller: Caller | None = None,
     ) -> Verdicts:
-        verdicts = await Engine.admit(engine, requests, connection, own)
+        verdicts = await Engine.admit(engine, requests, connection, own, caller)
         if connection is None:
             raise_failure(await run_due(make_worker(app)), raises=raises)
         return verdicts
