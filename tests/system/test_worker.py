@@ -33,7 +33,9 @@ from onejob.core.leasing import Lease
 from onejob.core.step import Step
 from onejob.errors import InvalidCall, JobCancelled, JobFailed, NoCurrentJob, ResultError
 from onejob.stores.contract import Leased
+from onejob.tasks.results import warn_of_long_wait
 from onejob.testing import drain
+from onejob.testing.inside import engine_of, registry_of
 from tests.system.live import PATIENCE, STORES, eventually, happens, open_store, reached
 
 SOON = Retry(attempts=3, base="5ms", jitter=0)
@@ -730,6 +732,37 @@ async def test_a_timeout_says_what_the_job_waits_for(app: App) -> None:
     for wait, sentence in expected.items():
         with pytest.raises(TimeoutError, match=sentence):
             await wait(timeout="10ms")
+
+
+async def test_a_long_wait_without_a_timeout_says_once_what_it_waits_for(
+    app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("onejob.tasks.results.LONG_WAIT", timedelta(milliseconds=10))
+    began, may_end = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def work() -> str:
+        began.set()
+        await may_end.wait()
+        return "done"
+
+    async def warned() -> bool:
+        return "is still" in caplog.text
+
+    asked = await work.enqueue()
+    waiting = asyncio.create_task(asked.result())
+    await eventually(warned)
+    [line] = [record.getMessage() for record in caplog.records if "is still" in record.getMessage()]
+    said = f"Job {asked.job.id} (work) is still available after 10ms. It is due, but no worker is alive: "
+    assert line.startswith(said)
+
+    caplog.clear()
+    async with app.worker():
+        await began.wait()
+        await warn_of_long_wait(engine_of(app), registry_of(app), [asked.job.id])
+        may_end.set()
+        assert await waiting == "done"
+    assert not await warned()  # of a job that runs
 
 
 async def test_every_caller_gets_the_one_result(app: App) -> None:

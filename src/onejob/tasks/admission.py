@@ -125,7 +125,8 @@ class Admission(msgspec.Struct, Generic[R], frozen=True, eq=False):
         """Wait for the job that serves this request, and return what it returned.
 
         Args:
-            timeout: How long to wait at most.
+            timeout: How long to wait at most; without one, a warning in the log says what a job that does not
+                start waits for.
 
         Raises:
             JobFailed: The job failed for good.

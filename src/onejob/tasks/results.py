@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -29,6 +31,9 @@ from onejob.tasks.running import running
 from onejob.tasks.signature import convert
 from onejob.tasks.why_job import JobExplainer
 
+log = logging.getLogger("onejob")
+
+LONG_WAIT = timedelta(seconds=10)  # without a timeout, before the log says what a caller waits for
 LAST_WORD = 1.0  # seconds to find out how a job stands that has not ended in time
 FIRST_LOOK, LAST_LOOK = 1.0, 8.0  # seconds between looks while nothing changes; a change ends the wait sooner
 
@@ -71,31 +76,52 @@ async def wait_for_change(engine: Engine, seen: Any, pause: float) -> float:
 async def within(
     timeout: Duration | None, engine: Engine, registry: Registry, chain_ids: Sequence[str]
 ) -> AsyncIterator[None]:
-    """Limit how long a block waits for chains; the TimeoutError says what the first of them waits for."""
-    timer = asyncio.timeout(None if timeout is None else seconds(timeout))
+    """Limit how long a block waits for chains; the TimeoutError says what the first of them waits for.
+
+    Without a limit, the log says it.
+    """
+    if timeout is None:
+        warning = asyncio.create_task(warn_of_long_wait(engine, registry, chain_ids))
+        try:
+            yield
+        finally:
+            warning.cancel()
+        return
+    timer = asyncio.timeout(seconds(timeout))
     try:
         async with timer:
             yield
     except TimeoutError:
-        if timeout is None or not timer.expired():
+        if not timer.expired():
             raise
         raise TimeoutError(await still_waiting(engine, registry, chain_ids, timeout)) from None
+
+
+async def warn_of_long_wait(engine: Engine, registry: Registry, chain_ids: Sequence[str]) -> None:
+    """Log once what the first chain that has not ended waits for, unless it runs."""
+    await asyncio.sleep(LONG_WAIT.total_seconds())
+    with suppress(StoreError):
+        job = await first_unended(engine, chain_ids)
+        if job is not None and job.state is not State.ACTIVE:
+            log.warning("%s", await standing(engine, registry, job, LONG_WAIT))
 
 
 async def still_waiting(
     engine: Engine, registry: Registry, chain_ids: Sequence[str], timeout: Duration
 ) -> str:
     """Return what the first chain that has not ended in time waits for."""
-    after = f"after {spell(duration(timeout))}"
-    answer = f"Job {chain_ids[0]} has not ended {after}."
     with suppress(StoreError, TimeoutError):
         async with asyncio.timeout(LAST_WORD):
             job = await first_unended(engine, chain_ids)
             if job is not None:
-                answer = f"Job {job.id} ({job.task}) is still {job.state} {after}."
-                why = await JobExplainer(engine, registry).state(job)
-                answer = f"{answer} {why[0]}"
-    return answer
+                return await standing(engine, registry, job, timeout)
+    return f"Job {chain_ids[0]} has not ended after {spell(duration(timeout))}."
+
+
+async def standing(engine: Engine, registry: Registry, job: Job, after: Duration) -> str:
+    """Return the state of a job after a time, and what it waits for."""
+    why = await JobExplainer(engine, registry).state(job)
+    return f"Job {job.id} ({job.task}) is still {job.state} after {spell(duration(after))}. {why[0]}"
 
 
 async def first_unended(engine: Engine, chain_ids: Sequence[str]) -> Job | None:
