@@ -29,7 +29,7 @@ from onejob.http import dashboard
 from onejob.http.pages.charts import Lane, draw_area, draw_lanes, draw_sparks, nice
 from onejob.http.pages.live import events
 from onejob.http.pages.samples import MOST_LINKED, Point, count, digest, saved_words
-from onejob.http.pages.text import limits
+from onejob.http.pages.text import limits, span
 from tests.dashboard.shop import HUGE, PATHS, Client, fill, make_shop
 
 
@@ -645,6 +645,14 @@ def test_the_lines_of_a_chart_have_their_own_values() -> None:
     hour = draw_area(points(0, 0, apart=timedelta(hours=1)))
     assert hour is not None
     assert [label for _, _, label in hour.times] == ["03:00", "03:20", "03:40", "04:00"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0 ms"), (0.0001, "<1 ms"), (0.41, "410 ms"), (3.72, "3.7 s"), (67, "1 m 07 s")],
+)
+def test_a_duration_is_never_rounded_to_nothing(seconds: float, shown: str) -> None:
+    assert span(seconds).replace("\u202f", " ") == shown
 
 
 @pytest.mark.parametrize("value", [1, 1.2, 9.9, 10.0, 61, 99.5, 1024, 123_456])

@@ -33,7 +33,7 @@ def span(value: timedelta | float | None) -> str:
         return ""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if seconds < 1:
-        return f"{seconds * 1000:.0f}{THIN}ms"
+        return f"<1{THIN}ms" if 0 < seconds < 0.001 else f"{seconds * 1000:.0f}{THIN}ms"  # noqa: PLR2004
     if seconds < 10:  # noqa: PLR2004 - then a tenth of a second matters
         return f"{seconds:.1f}{THIN}s"
     for position, (unit, size) in enumerate(UNITS):
