@@ -382,6 +382,8 @@ async def test_a_key_of_another_type_is_refused(app: App, server: Redis, name: s
     server.rpush(f"{{onejob:0}}:{name}", "foreign")
     with pytest.raises(SchemaMismatch, match="give another \\?prefix="):
         await app.enqueue_many([mail.call(i) for i in range(number)])
+    with pytest.raises(SchemaMismatch, match="give another \\?prefix="):
+        await asyncio.to_thread(mail.enqueue_sync, number)
 
 
 async def test_the_server_may_forget_its_scripts(app: App, server: Redis) -> None:

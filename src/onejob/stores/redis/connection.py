@@ -171,6 +171,18 @@ class Pool:
         """Return the error that says that calls had no answer in time."""
         return StoreTimeout(self.seconds, may_exist=any(call.script in WRITING for call in sent))
 
+    def is_lost(self, error: BaseException, call: Call) -> bool:
+        """Return whether an error leaves open what became of a call, which is then repeated."""
+        if isinstance(error, TIMEOUTS):
+            raise self.timeout([call]) from None
+        return isinstance(error, (ResponseError, *LOST))
+
+    def is_undone(self, reply: Any) -> bool:
+        """Return whether a call must be sent in another way; raise what the server has refused."""
+        if isinstance(reply, ResponseError) and not isinstance(reply, NoScriptError) and not is_moving(reply):
+            raise refusal(reply, self.label)
+        return isinstance(reply, ResponseError)
+
     def pop(self, node: Node) -> Any:
         """Pop an idle connection, or make one."""
         try:
@@ -231,17 +243,19 @@ class Connections:
         connection = self._pool.pop(node)
         try:
             connection.send_packed_command([pack(call)], check_health=False)
-            reply = connection.read_response(disable_decoding=True)
-        except (ResponseError, *LOST) as error:
+            try:
+                reply = connection.read_response(disable_decoding=True)
+            except ResponseError as error:
+                reply = error
+        except BaseException as error:
             connection.disconnect()
-            if isinstance(error, TIMEOUTS):
-                raise self._pool.timeout([call]) from None
-            return self._ask([call])[0]
-        except BaseException:
-            connection.disconnect()
+            if self._pool.is_lost(error, call):
+                return self._ask([call])[0]
             raise
         if not self._pool.put(node, connection):
             connection.disconnect()
+        if self._pool.is_undone(reply):
+            return self._ask([call])[0]
         return reply
 
     def _ask(self, calls: Iterable[Call]) -> list[Any]:
@@ -285,6 +299,33 @@ class AsyncConnections:
 
     async def ask(self, calls: Iterable[Call]) -> list[Any]:
         """Send calls and return their replies."""
+        if calls.__class__ is list and len(calls) == 1 and not self._pool.clock.is_stale:
+            return [await self._ask_one(calls[0])]
+        return await self._ask(calls)
+
+    async def _ask_one(self, call: Call) -> Any:
+        """Send one call the shortest way; if that fails, repeat it as `_ask` does."""
+        node = self._nodes.of(call.bucket)
+        connection = self._pool.pop(node)
+        try:
+            async with asyncio.timeout(self._pool.seconds):
+                await connection.send_packed_command([pack(call)], check_health=False)
+                try:
+                    reply = await connection.read_response(disable_decoding=True)
+                except ResponseError as error:
+                    reply = error
+        except BaseException as error:
+            await connection.disconnect(nowait=True)
+            if self._pool.is_lost(error, call):
+                return (await self._ask([call]))[0]
+            raise
+        if not self._pool.put(node, connection):
+            await connection.disconnect(nowait=True)
+        if self._pool.is_undone(reply):
+            return (await self._ask([call]))[0]
+        return reply
+
+    async def _ask(self, calls: Iterable[Call]) -> list[Any]:
         exchange = Exchange(calls, self._pool)
         try:
             async with asyncio.timeout(self._pool.seconds):
