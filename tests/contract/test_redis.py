@@ -176,7 +176,7 @@ async def test_another_number_of_buckets_is_refused(redis_url: str) -> None:
 async def test_a_newer_layout_is_refused(redis_url: str, server: Redis) -> None:
     server.hset("{onejob:0}:meta", mapping={"version": 99, "buckets": 1})
     app = App(redis_url)
-    with pytest.raises(SchemaMismatch, match="version 99, newer than 2"):
+    with pytest.raises(SchemaMismatch, match="version 99, newer than 3"):
         await mailer(app).enqueue(1)
     assert found(await app.doctor(), "schema").level == "fail"
 

@@ -152,7 +152,7 @@ INDEX = {name: index for index, name in enumerate(NAMES)}
 _DEFAULTS = {field.name: field.default for field in fields(Job)}
 _STATES = {state.value: state for state in State}
 STATE_NAMES = {state: state.value for state in State}  # faster than the attribute
-_columns = attrgetter(*(column.name for column in COLUMNS))
+values_of = attrgetter(*(column.name for column in COLUMNS))
 _POLICY = (*(packed.name for packed in POLICY), "newer_policy")
 _MORE = (*(packed.name for packed in MORE), "newer_more")
 policy_of = attrgetter(*_POLICY)
@@ -172,7 +172,7 @@ _checked = itemgetter(*(INDEX[column.name] for column in _CHECKED))
 
 def write_job(job: Job) -> list[Any]:
     """Return the row of a job, in the order of `NAMES`."""
-    values: list[Any] = list(_columns(job))
+    values: list[Any] = list(values_of(job))
     values[_STATE] = STATE_NAMES[job.state]
     if job.meta == NO_META:
         values[_META] = None
@@ -251,9 +251,13 @@ def _read_job(row: Row) -> Job:
             values[index] = text.encode()
     values[_META] = values[_META] or NO_META
     values[_CHAIN] = values[_CHAIN] or values[0]
-    values += read_policy(policy)
-    values += _NO_MORE if more is None else read_more(more)
-    return Job(*_in_order_of_fields(values))
+    return make_job(values, policy, more)
+
+
+def make_job(values: Sequence[Any], policy: str | bytes, more: str | bytes | None) -> Job:
+    """Return the job of the values of COLUMNS, as its fields have them, and of what is packed."""
+    packed = (*read_policy(policy), *(_NO_MORE if more is None else read_more(more)))
+    return Job(*_in_order_of_fields((*values, *packed)))
 
 
 _SEEN: set[tuple[type, ...]] = set()  # the types of rows that could be read: few, as most rows are alike

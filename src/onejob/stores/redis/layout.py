@@ -20,7 +20,7 @@ from onejob.core.job import TERMINAL, Job, State
 from onejob.stores.columns import write_time
 from onejob.stores.queries import TIMED
 
-VERSION = 2  # of this layout
+VERSION = 3  # of this layout
 NAMES_KEPT = 8192
 INDEX_DIGITS = 10  # of a continuation's index in its chain
 RANK_DIGITS = 58  # before the id; take.lua knows it too

@@ -211,8 +211,10 @@ def write_key(
 ) -> None:
     """Write which jobs hold a key and wait for it, and its mark."""
     for stand, number in ((Stand.HOLDER, HELD), (Stand.SUCCESSOR, NEXT)):
-        old = next((i for i in after if i in seen and seen[i].stand == stand), None)
-        new = next((i for i, job in after.items() if job is not None and job.stand == stand), None)
+        old = new = None
+        for job_id, job in after.items():
+            old = job_id if job_id in seen and seen[job_id].stand == stand else old
+            new = job_id if job is not None and job.stand == stand else new
         if new is not None and new != old:
             writes.hset += (number, writes.key, new)
         elif old is not None and new is None:
