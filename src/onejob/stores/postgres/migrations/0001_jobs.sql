@@ -88,6 +88,9 @@ CREATE INDEX onejob_waiting ON onejob_waits (job_id);
 
 CREATE FUNCTION onejob_note_waits() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
+    IF TG_OP = 'UPDATE' AND OLD.more::json->>'blockers' = NEW.more::json->>'blockers' THEN
+        RETURN NULL; -- how one of them has ended is in the same column
+    END IF;
     IF TG_OP <> 'INSERT' THEN
         DELETE FROM onejob_waits WHERE job_id = OLD.id;
     END IF;
