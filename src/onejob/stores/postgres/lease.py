@@ -59,7 +59,8 @@ def lease(server: Server, wanted: Lease, after: Sequence[Step[Any]]) -> Flow[Lea
     if not wanted.limited and len(unread) == len(steps):
         answers, started = yield from lease_at_once(server, wanted, unread)
     if left := without(steps, answers):
-        answers |= yield from apply_left(server, left)
+        apply = apply_group if started is None else apply_left
+        answers |= yield from apply(server, left)
     if started is None:
         started = yield from lease_by_rules(server, wanted)
     if answers:
@@ -113,10 +114,12 @@ def read_started(server: Server, rows: Sequence[Row]) -> Flow[list[Job]]:
 
 
 def apply_left(server: Server, steps: Steps) -> Flow[Answers]:
-    """Apply steps that must read; no error of the store may lose jobs that have just started."""
+    """Apply steps after jobs have started, which no error of the store may lose: it is the steps' answer."""
     try:
         return (yield from apply_group(server, steps))
-    except (StoreError, ConnectionLost, psycopg.Error):
+    except StoreError as error:
+        return dict.fromkeys(steps, error)
+    except (ConnectionLost, psycopg.Error):  # before a commit
         return {}
 
 
