@@ -45,12 +45,12 @@ def make_shop(url: str) -> App:
 
     @app.task(queue="sync", unique=Unique.coalesce(by="customer_id"))
     async def sync_customer(customer_id: int, rev: int = 0) -> int:
-        await asyncio.sleep(SLOW.get(customer_id, random.uniform(1, 4)))
+        await asyncio.sleep(SLOW.get(customer_id, 1 + customer_id % 4))
         return rev
 
     @app.task(queue="index", unique=Unique(by="doc"))
     async def reindex_document(doc: str) -> None:  # noqa: ARG001 - part of the key
-        await asyncio.sleep(random.uniform(1, 4))
+        await asyncio.sleep(2.5)
 
     @app.task(queue="mail", unique=unique.by("order").until("failure").within("24h"))
     async def send_invoice(order: int, note: str = "") -> int:  # noqa: ARG001 - outside the key
