@@ -30,6 +30,8 @@ async def test_explain_of_a_held_key(app: App, clock: Clock) -> None:
     assert explained.holder.state is State.AVAILABLE
     assert explained.frees_at == clock() + timedelta(minutes=1)
     assert explained.absorbed == 1
+    assert explained.differs_at == ("text",)
+    assert (await mail.explain(1, "a")).differs_at == ()
     assert "available" in explained.reason
     assert "to" in explained.policy
 

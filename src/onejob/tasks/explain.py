@@ -37,6 +37,7 @@ class Explanation:
         absorbed: How many requests the holder or successor has absorbed so far.
         deduplicated: Whether another request's job would serve this one.
         canonical: The dimensions as the canonical JSON of which the key is the hash.
+        differs_at: The arguments whose values are not those of the job that holds the key, or waits behind it.
     """
 
     outcome: Outcome
@@ -50,6 +51,7 @@ class Explanation:
     absorbed: int = 0
     deduplicated: bool = False
     canonical: str = ""
+    differs_at: tuple[str, ...] = ()
 
 
 async def explain(builder: RequestBuilder, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Explanation:
@@ -79,7 +81,16 @@ async def explain(builder: RequestBuilder, args: tuple[Any, ...], kwargs: Mappin
         absorbed=sum(counts.values()),
         deduplicated=is_absorbed(verdict),
         canonical=canonical(dimensions).decode(),
+        differs_at=() if standing is None else differing(request.job, standing),
     )
+
+
+def differing(asked: Job, standing: Job) -> tuple[str, ...]:
+    """Return the arguments in which a request differs from a job, unless those of the job cannot be read."""
+    if standing.is_sealed or standing.is_tombstone:
+        return ()
+    mine, theirs = asked.arguments, standing.arguments
+    return tuple(name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name))
 
 
 def not_unique(builder: RequestBuilder) -> Explanation:
