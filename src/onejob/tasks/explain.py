@@ -37,7 +37,7 @@ class Explanation:
         absorbed: How many requests the holder or successor has absorbed so far.
         deduplicated: Whether another request's job would serve this one.
         canonical: The dimensions as the canonical JSON of which the key is the hash.
-        differs_at: The arguments whose values are not those of the job that holds the key, or waits behind it.
+        differs_at: The arguments in which the request differs from the successor, or else from the holder.
     """
 
     outcome: Outcome
