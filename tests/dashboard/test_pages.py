@@ -369,7 +369,7 @@ async def test_a_job_of_another_namespace_is_unknown() -> None:
         admission = await app.tasks["fetch"].enqueue(1)
         response = await Client(dashboard(b)).get(f"/jobs/{admission.job.id}")
         assert response.status_code == 404
-        assert "another namespace" in response.text
+        assert "other namespaces are unknown" in response.text
 
 
 # ── keys ──────────────────────────────────────────────────────────────────────────────────────────

@@ -92,7 +92,7 @@ VISIBLE: dict[type, set[str]] = {
         *("stats", "doctor", "worker", "run_worker", "close", "dead", "queues", "schedules", "maintenance"),
         *("activity", "why"),
     },
-    Activity: {"absorbed", "advice", "recent", "releases", "search", "workers"},
+    Activity: {"absorbed", "held", "advice", "recent", "releases", "search", "workers"},
     DeadLetters: {"list", "groups", "ids", "replay", "replay_many", "replay_all"},
     Queues: {"list", "next_start", "pause", "resume", "paused"},
     Schedules: {"all", "get", "list", "add", "pause", "resume", "remove"},
