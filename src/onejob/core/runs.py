@@ -12,6 +12,7 @@ from typing import Any, assert_never
 import msgspec
 
 from onejob.core.holds import (
+    ACTIVE,
     add_error,
     due,
     finish,
@@ -35,6 +36,7 @@ from onejob.core.step import NO_CHANGES, Changes, View, answering
 from onejob.errors import MergeFailed
 
 LEASE_EXPIRED = "LeaseExpired"  # the type of the error that a rescued job gets
+AVAILABLE, COMPLETED = State.AVAILABLE, State.COMPLETED  # see ACTIVE
 
 Merge = Callable[[Job, Job], Job]
 """Merge an older job's payload into a newer one by the task's function; raise MergeFailed if that fails."""
@@ -46,7 +48,7 @@ Merge = Callable[[Job, Job], Job]
 def start(view: View, *, worker: str, lease: timedelta) -> Changes[Job | None]:
     """Lease an available job; end it instead if it has expired or must give way. Answer it if it runs."""
     job = view.job
-    if job is None or job.state is not State.AVAILABLE:
+    if job is None or job.state is not AVAILABLE:
         return NO_CHANGES
     if gives_way(job, view.mark):
         return answering(give_way(view, job), None)
@@ -55,7 +57,7 @@ def start(view: View, *, worker: str, lease: timedelta) -> Changes[Job | None]:
     releases = bool(job.traits & Trait.RELEASES_AT_START)
     running = alter(
         job,
-        state=State.ACTIVE,
+        state=ACTIVE,
         attempt=job.attempt + 1,
         token=job.token + 1,
         started_at=max(view.now, job.run_at),  # the client that set the run time may estimate a later clock
@@ -202,7 +204,7 @@ def complete(view: View, job: Job, result: Completed) -> Changes[Job]:
     if outdated(job, view.mark):
         return give_way(view, job)
     if result.continuation is None:
-        return leave(view, finish(job, State.COMPLETED, view.now, result=result.value))
+        return leave(view, finish(job, COMPLETED, view.now, result=result.value))
     if job.cancel_requested:
         return leave(view, finish(job, State.CANCELLED, view.now, reason="cancelled"))
     done = finish(job, State.COMPLETED, view.now, result=result.value, stand=None)

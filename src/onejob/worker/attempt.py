@@ -26,16 +26,18 @@ from onejob.core.suggestions import NO_EXCEPTION, RAISE
 from onejob.core.text import storable
 from onejob.engine.engine import Engine
 from onejob.engine.events import RunStep
+from onejob.engine.hooks import Tracing
 from onejob.engine.log_lines import about
 from onejob.engine.sealing import Sealer, hide, open_args, place_in, unseal
 from onejob.errors import CompletionError, NotCommitted, OnejobError, Superseded, Unsealable
 from onejob.tasks.continuation import complete_run
-from onejob.tasks.current import Context, Finished, enter, read_finished
+from onejob.tasks.current import Context, Finished, read_finished
 from onejob.tasks.declaration import Declaration
 from onejob.tasks.edit import edit_job
 from onejob.tasks.options import Options
 from onejob.tasks.registry import Registry
 from onejob.tasks.request import RequestBuilder
+from onejob.tasks.running import set_running
 from onejob.tasks.signature import encode, misfit
 from onejob.worker.signals import Cancel, Discard, RetryLater, Snooze
 from onejob.worker.threads import HandlerThreads
@@ -48,6 +50,8 @@ Phase = Literal["none", "open", "in doubt", "committed"]
 """How a transaction of the run stands; in doubt: it has completed the job if it was committed."""
 
 StopReason = Literal["cancelled", "lost", "stopping"]
+
+RunHandler = Callable[["Attempt"], Awaitable[Result]]
 
 NO_STATE: Mapping[str, Any] = MappingProxyType({})
 LONGEST_TEXT = 10_000  # characters of a message or a traceback that are stored
@@ -108,15 +112,14 @@ class Attempt:
         """The task of the job."""
         return self.registry.task(self.job.task)
 
-    def call(self) -> partial[Any]:
-        """Return the handler with its arguments; raise if they cannot be read or do not fit."""
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        """Return the handler's arguments; raise if they cannot be read or do not fit."""
         stored, task = open_args(self.engine.sealer, self.job).arguments, self.task
         try:
-            args, kwargs = task.signature.restore(stored)
+            return task.signature.restore(stored)
         except (msgspec.ValidationError, NotImplementedError) as error:
             why = misfit(task.signature, stored, error)
             raise WrongArgument(f"The arguments do not fit {self.job.task}: {why}.") from None
-        return partial(task.function, *args, **kwargs)
 
     def show_blockers(self, tails: list[Job]) -> None:
         """Show the handler the chains that the job has waited for, by their last jobs."""
@@ -241,10 +244,9 @@ class Attempt:
         seconds: float = 0.0,
     ) -> Step[Settled | None]:
         """Return the step by which `act` writes a result, with the job as it was last seen."""
-        merge = self.registry.merge
-        write = partial(act, token=self.job.token, result=result, merge=merge, progress=progress)
-        raised = self.exception
-        return RunStep(write, self.job.id, seen=self.job, seconds=seconds, exception=raised)
+        job = self.job
+        write = partial(act, token=job.token, result=result, merge=self.registry.merge, progress=progress)
+        return RunStep(write, job.id, seen=job, seconds=seconds, exception=self.exception)
 
     def keep(self, job: Job) -> None:
         """Remember the job as a later write has left it, so that settling needs no reading."""
@@ -255,7 +257,7 @@ class Attempt:
 # ── running ───────────────────────────────────────────────────────────────────────────────────────
 
 
-async def run_attempt(attempt: Attempt, run_handler: Callable[[Attempt], Awaitable[Result]]) -> Result:
+def run_attempt(attempt: Attempt, run_handler: RunHandler) -> Awaitable[Result]:
     """Run a handler once and return its result; only CancelledError is raised.
 
     Args:
@@ -263,15 +265,18 @@ async def run_attempt(attempt: Attempt, run_handler: Callable[[Attempt], Awaitab
         run_handler: Runs the handler on the event loop, in a thread or in a process.
     """
     tracing = attempt.engine.hooks.tracing
-    if tracing is None:
-        return await run_entered(attempt, run_handler)
+    return run_entered(attempt, run_handler) if tracing is None else run_traced(attempt, run_handler, tracing)
+
+
+async def run_traced(attempt: Attempt, run_handler: RunHandler, tracing: Tracing) -> Result:
+    """Run a handler inside a span."""
     with tracing.run(attempt):
         return await run_entered(attempt, run_handler)
 
 
-async def run_entered(attempt: Attempt, run_handler: Callable[[Attempt], Awaitable[Result]]) -> Result:
+async def run_entered(attempt: Attempt, run_handler: RunHandler) -> Result:
     """Run a handler inside its context."""
-    enter(attempt.context)
+    set_running(attempt.context)
     try:
         if attempt.job.blockers is not None:
             tails = await attempt.engine.tails(attempt.job.awaits)
@@ -294,9 +299,11 @@ async def refuse_cycle(attempt: Attempt, continuation: Job) -> None:
 
 async def call_handler(attempt: Attempt, threads: HandlerThreads) -> Result:
     """Call a handler on the event loop, or in a thread if it is a plain function."""
-    call = attempt.call()
-    work = call() if attempt.task.is_async else threads.run(call)
-    timeout = attempt.job.timeout
+    (args, kwargs), task, timeout = attempt.arguments(), attempt.task, attempt.job.timeout
+    if task.is_async:
+        work = task.function(*args, **kwargs)
+    else:
+        work = threads.run(partial(task.function, *args, **kwargs))
     return attempt.complete(await (work if timeout is None else within_timeout(attempt, work, timeout)))
 
 

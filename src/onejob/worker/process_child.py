@@ -208,7 +208,8 @@ def run_attempt(attempt: Attempt) -> Result:
     """Run a plain function once, on this thread, and return its result."""
     enter(attempt.context)
     try:
-        return attempt.complete(attempt.call()())
+        args, kwargs = attempt.arguments()
+        return attempt.complete(attempt.task.function(*args, **kwargs))
     except BaseException as error:  # noqa: BLE001 - anything that a handler raises is a result
         return attempt.fail(error)
 

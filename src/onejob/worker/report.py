@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from onejob.core.durations import spell
 from onejob.core.job import Job, State
@@ -11,6 +12,9 @@ from onejob.core.runs import Failed, HandedBack, Result
 from onejob.core.text import one_line
 from onejob.engine.log_lines import about
 from onejob.errors import NotCommitted
+
+if TYPE_CHECKING:
+    from onejob.worker.run import Run
 
 log = logging.getLogger("onejob")
 
@@ -26,36 +30,29 @@ def name_end(result: Result, settled: Job | None) -> str:
     return HANDED_BACK if handed_back else str(settled.state)
 
 
-def log_end(
-    job: Job,
-    result: Result,
-    settled: Job | None,
-    *,
-    seconds: float,
-    now: datetime,
-    exception: BaseException | None,
-) -> None:
+def log_end(run: Run, end: str, settled: Job | None, now: datetime) -> None:
     """Log how a run ended.
 
     Args:
-        job: The job as leased.
-        result: The result of the run.
-        settled: The job as the result has left it; None if another worker owns it.
-        seconds: How long the run took.
+        run: The run.
+        end: The name of its end.
+        settled: The job as its result has left it; None if another worker owns it.
         now: The store's time.
-        exception: What the handler raised, unless it must not be shown.
     """
+    job, result = run.job, run.result
     if settled is not None and not isinstance(result, Failed) and not log.isEnabledFor(logging.DEBUG):
         return
-    fields = about(job, duration=round(seconds, 6))
+    fields = about(job, duration=round(run.seconds, 6))
     if settled is None:
         log.warning("job %s was taken over; its result is dropped", job.id, extra=fields)
     elif isinstance(result, Failed) and settled.state is State.COMPLETED:
         log_late_failure(job, result, fields)
     elif isinstance(result, Failed):
+        sealed = run.attempt.engine.sealer is not None  # then the words of an error may not be shown
+        exception = None if sealed else run.attempt.exception
         log_failure(job, result, settled, fields, now=now, exception=exception)
     else:
-        log_plain_end(job, name_end(result, settled), fields)
+        log_plain_end(job, end, fields)
 
 
 def log_plain_end(job: Job, end: str, fields: dict[str, object]) -> None:

@@ -15,7 +15,6 @@ from onejob.core.runs import Failed, HandedBack, Result, Settled, extend, report
 from onejob.core.step import Step
 from onejob.engine.log_lines import about
 from onejob.worker.attempt import Attempt, StopReason, describe
-from onejob.worker.report import log_end
 
 if TYPE_CHECKING:
     from onejob.worker.process_pool import Process
@@ -67,19 +66,6 @@ class Run:
     def end(self, result: Result) -> None:
         """Keep the result, which is to be written, and how long the run took."""
         self.result, self.seconds = result, time.monotonic() - self.began
-
-    def log_end(self, settled: Job | None, now: datetime) -> None:
-        """Log how the run ended, and left its job; None if another worker owns that."""
-        engine = self.attempt.engine
-        sealed = engine.sealer is not None  # then the words of an error may not be shown
-        log_end(
-            self.job,
-            self.result,
-            settled,
-            seconds=self.seconds,
-            now=now,
-            exception=None if sealed else self.attempt.exception,
-        )
 
     def log_abandoned(self) -> None:
         """Log that the job is handed back while its handler goes on."""

@@ -36,7 +36,7 @@ from onejob.worker.lifespan import living, seconds_left
 from onejob.worker.liveness import LivenessFile
 from onejob.worker.loop_watch import LoopWatch
 from onejob.worker.options import capacities, check_options, limits, new_name
-from onejob.worker.report import UNFINISHED, describe_stop, name_end
+from onejob.worker.report import UNFINISHED, describe_stop, log_end, name_end
 from onejob.worker.run import Run
 from onejob.worker.threads import HandlerThreads
 from onejob.worker.ticker import Ticker
@@ -320,8 +320,11 @@ class Worker:
             answers = [await self._settle_alone(run) for run in open_runs]  # to find the one at fault
         for job in jobs:
             self._start(job)
-        self._record(open_runs, answers)
-        await self._follow_up([run for run in ended if run.attempt.settled is not None])
+        unwritten = self._record(open_runs, answers)
+        completed = [run for run in ended if run.attempt.settled is not None]
+        self._ended[: len(ended)] = [*unwritten, *completed]
+        if completed:
+            await self._follow_up(completed)
         return len(jobs)
 
     async def _settle_and_lease(
@@ -354,23 +357,20 @@ class Worker:
             else:
                 return answer
 
-    def _record(self, runs: Sequence[Run], answers: Sequence[Any]) -> None:
-        """Count and log runs whose results are written; keep those that must be written again."""
-        written, now = set[Run](), self._engine.store.now()
+    def _record(self, runs: Sequence[Run], answers: Sequence[Any]) -> list[Run]:
+        """Count and log runs whose results are written; return those that must be written again."""
+        unwritten, now = list[Run](), self._engine.store.now()
         for run, answer in zip(runs, answers, strict=True):
-            if isinstance(answer, StoreError):  # another open transaction relies on the job
-                continue
             if isinstance(answer, OnejobError):
-                run.reject_result(answer)
-                continue
-            self._report(run, None if answer is None else answer.job, now)
-            written.add(run)
-        self._ended[:] = [run for run in self._ended if run not in written]
+                if not isinstance(answer, StoreError):  # or another open transaction relies on the job
+                    run.reject_result(answer)
+                unwritten.append(run)
+            else:
+                self._report(run, None if answer is None else answer.job, now)
+        return unwritten
 
     async def _follow_up(self, completed: Sequence[Run]) -> None:
         """Do the follow-up work of runs that their own transactions have completed."""
-        if not completed:
-            return
         answers, now = [run.attempt.own_completion() for run in completed], self._engine.store.now()
         await self._engine.follow_up([run.settle_step() for run in completed], answers)
         for run in completed:
@@ -385,7 +385,7 @@ class Worker:
             self._timings.end(run.job, run.seconds, now)
         if self._drain and isinstance(run.result, Failed):
             self.first_failure = self.first_failure or run
-        run.log_end(settled, now)
+        log_end(run, end, settled, now)
 
     # ── leasing ───────────────────────────────────────────────────────────────────────────────────
 
@@ -451,7 +451,7 @@ class Worker:
     async def _run(self, run: Run) -> None:
         """Run an attempt to its result."""
         run.has_begun = True
-        needs_process = self._registry.tasks[run.job.task].process
+        needs_process = run.attempt.task.process
         runner = partial(self._run_in_process, run) if needs_process else self._call_handler
         try:
             if run.stopped_for is not None:
