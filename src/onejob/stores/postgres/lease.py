@@ -61,8 +61,12 @@ def lease(server: Server, wanted: Lease, after: Sequence[Step[Any]]) -> Flow[Lea
     if left := without(steps, answers):
         apply = apply_group if started is None else apply_left
         answers |= yield from apply(server, left)
-    if started is None:
-        started = yield from lease_by_rules(server, wanted)
+    try:
+        started = started or (yield from lease_by_rules(server, wanted))
+    except (AdmissionBusy, psycopg.Error) as error:
+        if not answers or not is_busy(error):
+            raise
+        started = [], None  # what was written must be answered
     if answers:
         server.changed()
     return Leased([answers.get(index, delayed) for index in steps], *started)
