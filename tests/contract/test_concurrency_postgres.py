@@ -186,6 +186,23 @@ async def test_many_ends_and_a_lease_go_side_by_side(apps: list[App], database: 
     assert len({job.id for job in started} - {job.id for job in running}) == MANY
 
 
+async def test_ends_that_were_written_are_answered_although_another_worker_fills_the_queue(
+    postgres_url: str, database: psycopg.Connection
+) -> None:
+    async with App(postgres_url, admission_timeout=0.2) as app:
+        app.maintenance.migrate()
+        mail, store = mailer(app), app._engine.store
+        await app.enqueue_many([mail.call(to) for to in range(2)])
+        wanted = replace_lease(LEASE, total=1, limits={"default": 1})
+        [running] = (await store.lease(wanted)).jobs
+        with database.transaction():
+            database.execute("SELECT pg_advisory_xact_lock(hashtextextended('onejob queue  default', 0))")
+            [ended], started, _ = await store.lease(wanted, [settlement(app, running, Completed(b"1"))])
+        assert ended.job.state is State.COMPLETED
+        assert started == []
+        assert len((await store.lease(wanted)).jobs) == 1
+
+
 def unwritable(view: View) -> Changes[None]:
     """Give a job a worker whose name is no text."""
     assert view.job is not None
