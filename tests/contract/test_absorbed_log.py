@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 import socket
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -172,7 +173,7 @@ async def test_a_job_and_a_key_are_explained_like_the_call(app: App) -> None:
     )
     assert sha256(call.canonical.encode()).hexdigest() == call.key == first.key
     for what in (first.job.id, first.key or ""):
-        assert (await app.why(what)).explanation == call
+        assert (await app.why(what)).explanation == replace(call, differs_at=())  # it asks for what is there
     await run(app)
     free = (await app.why(first.job.id)).explanation
     assert free is not None

@@ -172,6 +172,14 @@ async def test_the_script_makes_the_same_tables_and_is_empty_afterwards(
     assert anatomy(database) == made
 
 
+async def test_an_app_that_is_closed_without_use_creates_no_tables(
+    postgres_url: str, database: psycopg.Connection
+) -> None:
+    async with App(postgres_url) as app:
+        assert app.maintenance.schema().found == 0
+    assert tables(database) == set()
+
+
 async def test_a_migration_that_fails_leaves_nothing_behind(
     postgres_url: str, database: psycopg.Connection
 ) -> None:

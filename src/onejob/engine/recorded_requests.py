@@ -254,6 +254,8 @@ class RequestRecorder:
 
     def take(self) -> list[Observation]:
         """Return the rows of all requests that have digests, and begin new ones."""
+        if not self._batches:  # the store's time would open a store that is not used
+            return []
         batches, self._batches, now = self._batches, {}, self._store.now()
         self._below = 256
         return [self._row(task, batch, now) for (task, _), batch in batches.items()]
