@@ -203,6 +203,20 @@ async def test_ends_that_were_written_are_answered_although_another_worker_fills
         assert len((await store.lease(wanted)).jobs) == 1
 
 
+async def test_jobs_start_although_an_end_must_wait_for_a_locked_successor(
+    apps: list[App], database: psycopg.Connection
+) -> None:
+    mail, store = mailer(apps[0], Unique.coalesce(by="to")), apps[0]._engine.store
+    await mail.enqueue(1)
+    running = await start(apps[0])
+    successor, other = (await mail.enqueue(1, "again")).job, (await mail.enqueue(2)).job
+    with database.transaction():
+        database.execute("SELECT 1 FROM onejob_jobs WHERE id = %s FOR UPDATE", (successor.id,))
+        [delayed], started, _ = await store.lease(LEASE, [settlement(apps[0], running, Completed(b"1"))])
+    assert isinstance(delayed, AdmissionBusy)
+    assert [job.id for job in started] == [other.id]
+
+
 def unwritable(view: View) -> Changes[None]:
     """Give a job a worker whose name is no text."""
     assert view.job is not None

@@ -116,10 +116,12 @@ def decide_again(server: Server, steps: Steps, wait: Query, *, skips_locked: boo
 
 
 def retry(server: Server, race: Exception, ends: float) -> Flow[None]:
-    """Roll back, so that the transaction can begin again; raise errors that are no race, or last too long."""
-    if not isinstance(race, Moved) and not is_race(race):
+    """Roll back, so that another can begin; raise errors that are no race, and races that last too long."""
+    if not isinstance(race, Moved) and not is_race(race) and not is_busy(race):
         raise race
     yield [ROLLBACK]
+    if is_busy(race):  # the caller may go on with other steps, or with a lease
+        raise race
     if time.monotonic() > ends:
         message = f"{server.place}: the key changes faster than it can be read; try again."
         raise AdmissionBusy(message) from race
